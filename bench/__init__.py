@@ -1,0 +1,1 @@
+"""Measures decoding methods: plans cells, times blocks, writes raw records, derives tables."""

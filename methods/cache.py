@@ -1,0 +1,102 @@
+"""One preallocated key/value cache for the target and for every draft model.
+
+``transformers`` calls ``update`` from inside each attention layer; everything else is ours. Rows past ``length``
+are stale and never read, because ``update`` returns views that end with the rows just written. Keys are stored
+rotated with the node's final absolute position, so keeping a path of a tree is a gather, never a re-rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_GRAIN = 256
+"""Capacity grows in these steps, so that turns of similar length reuse one allocation."""
+
+
+class KVCache:
+    """Keys and values of ``layers`` layers, each ``[1, kv_heads, capacity, head_dim]``; batch 1.
+
+    Buffers are made at the first ``update``, from what the layer itself hands over: that settles the number of KV
+    heads (GQA), the head size, the dtype and the device (``device_map``) without reading any config.
+    """
+
+    is_compileable = False
+    layers: tuple[()] = ()
+
+    def __init__(self, layers: int) -> None:
+        self.length = 0
+        self.capacity = 0
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+
+    def reset(self, capacity: int) -> None:
+        """Forget everything and make room for ``capacity`` rows."""
+        self.length = 0
+        if capacity > self.capacity:
+            self.capacity = -(-capacity // _GRAIN) * _GRAIN
+            self._keys = [None] * len(self._keys)
+            self._values = [None] * len(self._values)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write rows after ``length`` and return all rows up to them. The caller of the forward moves ``length``.
+
+        Raises:
+            IndexError: if the rows do not fit; the loop checks before, so this is a bug and not a user's error.
+        """
+        end = self.length + key_states.shape[2]
+        if end > self.capacity:
+            raise IndexError(f"cache of {self.capacity} rows cannot take rows up to {end}")
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if keys is None or values is None:
+            shape = (1, key_states.shape[1], self.capacity, key_states.shape[3])
+            keys = self._keys[layer_idx] = key_states.new_empty(shape)
+            values = self._values[layer_idx] = value_states.new_empty((*shape[:3], value_states.shape[3]))
+        keys[:, :, self.length : end] = key_states
+        values[:, :, self.length : end] = value_states
+        return keys[:, :, :end], values[:, :, :end]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit rows of the last forward (numbered from 0 at ``length``, ascending) and drop the others."""
+        kept = len(rows)
+        if rows[-1] != kept - 1:
+            # A gather makes its own copy first, so source and destination may overlap.
+            for buffers in (self._keys, self._values):
+                for buffer in buffers:
+                    assert buffer is not None
+                    source = torch.tensor(rows, device=buffer.device) + self.length
+                    buffer[:, :, self.length : self.length + kept] = buffer.index_select(2, source)
+        self.length += kept
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The committed keys and values of a layer, each ``[kv_heads, length, head_dim]``."""
+        keys, values = self._keys[layer], self._values[layer]
+        assert keys is not None
+        assert values is not None
+        return keys[0, :, : self.length], values[0, :, : self.length]
+
+    # What transformers' mask helpers ask of a cache when no 4-D mask is passed (prefill and one-row steps).
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        # Before transformers 5.14 this argument was the tensor of cache positions.
+        rows = query_length if isinstance(query_length, int) else int(query_length.shape[0])
+        return self.length + rows, 0
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * len(self._keys)
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._keys[0] is not None

