@@ -35,6 +35,7 @@ class Model:
     attention: str = "sdpa"
     context: int | None = None
     eos_tokens: list[str] = field(default_factory=list)
+    weights: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("model.kind", self.kind, ("hub", "folder", "wheel"))

@@ -17,6 +17,7 @@ from bench import hardware, tasks
 from bench.config import Profile, Setup, Table, freeze, setup_of
 from bench.paths import CONF
 from bench.plan import Cell, Question, cell_of
+from methods.errors import ConfigError
 
 
 def resolve(config: DictConfig) -> tuple[list[Cell], Table | None, Profile]:
@@ -35,7 +36,14 @@ def resolve(config: DictConfig) -> tuple[list[Cell], Table | None, Profile]:
     for setup in setups:
         if setup.task.name not in questions:
             questions[setup.task.name] = tasks.load(setup.task)
-        cells.append(cell_of(setup, questions[setup.task.name]))
+        cell = cell_of(setup, questions[setup.task.name])
+        if table is None and cell.without_weights:
+            name = cell.without_weights[0]
+            raise ConfigError(
+                f"{name} has no weights for model={cell.model.name}; give methods.{name}.weights=FOLDER_OR_HUB_ID, "
+                f"or choose a method that needs none"
+            )
+        cells.append(cell)
     return cells, table, profile
 
 

@@ -17,7 +17,7 @@ def explain(error: Exception) -> str:
     text = str(error)
     if found := re.search(r"Could not find '(\w+)/([^']+)'", text):
         group, option = found.groups()
-        options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        options = methods.names() if group == "method" else sorted(p.stem for p in (CONF / group).glob("*.yaml"))
         return f"unknown {group} {option!r}{methods.hint(option, options)}"
     if found := re.search(r"Could not override '([^']+)'", text):
         return _unknown_setting(found.group(1))
@@ -27,16 +27,11 @@ def explain(error: Exception) -> str:
 def _unknown_setting(key: str) -> str:
     *parents, last = key.split(".")
     GlobalHydra.instance().clear()
+    everything = [f"method=[{','.join(methods.names())}]", "table=table1"]
     with initialize_config_dir(str(CONF), version_base=None):
-        node: DictConfig | None = compose(
-            "config", overrides=[f"method=[{','.join(_methods_with_yaml())}]", "table=table1"]
-        )
+        node: DictConfig | None = compose("config", overrides=everything)
     for parent in parents:
         child = node.get(parent) if node is not None else None
         node = child if isinstance(child, DictConfig) else None
     known = sorted(str(name) for name in node) if node is not None else []
     return f"unknown setting {key!r}{methods.hint(last, known)}"
-
-
-def _methods_with_yaml() -> list[str]:
-    return [name for name in methods.names() if (CONF / "method" / f"{name}.yaml").exists()]

@@ -41,11 +41,13 @@ class Cell:
     measure: Measure
     methods: dict[str, dict[str, Any]]
     questions: tuple[Question, ...]
+    without_weights: tuple[str, ...] = ()
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the cell id hashes. Where the questions lay is left out: their text is in."""
-        model = {key: value for key, value in asdict(self.model).items() if key != "device"}
+        """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads:
+        each belongs to its method's id."""
+        model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights")}
         return {
             "schema": SCHEMA,
             "model": model,
@@ -82,8 +84,10 @@ class Work:
 
 
 def cell_of(setup: Setup, questions: tuple[Question, ...]) -> Cell:
-    """Join a configuration and its questions."""
-    return Cell(setup.model, setup.task, setup.decode, setup.measure, setup.methods, questions)
+    """Join a configuration and its questions. A method whose ``weights`` are null can't run, and is kept by name."""
+    lacking = tuple(name for name, knobs in setup.methods.items() if "weights" in knobs and knobs["weights"] is None)
+    runnable = {name: knobs for name, knobs in setup.methods.items() if name not in lacking}
+    return Cell(setup.model, setup.task, setup.decode, setup.measure, runnable, questions, lacking)
 
 
 def missing(cell: Cell, store: Store) -> list[Work]:

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bench import grid
+from bench import grid, search_path
 from bench.config import Table
 from bench.mistakes import explain
 from bench.paths import CONF
@@ -30,6 +30,7 @@ def main() -> None:
 def launch(task: Callable[[DictConfig], int]) -> None:
     """Run a Hydra task and turn the user's mistakes into one line and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the one line below is ours to write
+    search_path.register()
     codes = [0]
 
     def body(config: DictConfig) -> None:

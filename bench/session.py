@@ -102,7 +102,7 @@ class Session:
         key = method_id(name, knobs)
         if key not in self._drafters:
             assert self._loaded is not None
-            self._drafters[key] = methods.load(name, knobs, self._loaded.target)
+            self._drafters[key] = methods.load(name, knobs, self._loaded.target, self._loaded.tokenizer)
         return self._drafters[key]
 
     def _warm_up(self, cell: Cell, drafters: dict[str, Drafter]) -> None:

@@ -17,6 +17,7 @@ from bench.records import Store, write_atomically
 from bench.stats import ESTIMATORS, Estimate, estimate, mean, sums, verdict
 
 MEAN = "mean"
+NO_WEIGHTS = "no weights"
 
 Group = tuple[str, str, str, str]
 """model, dtype, decode, method."""
@@ -56,6 +57,9 @@ def collect(cells: Sequence[Cell], results: Path) -> Report:
             continue
         machines |= {hardware.kind(session["hardware"]) for session in store.sessions().values()}
         blocks = store.blocks()
+        for name in cell.without_weights:
+            group = (cell.model.name, cell.model.dtype, cell.decode.name, name)
+            rows.append(_row(group, cell.task.name, {}) | {"lossless": NO_WEIGHTS, "stability": NO_WEIGHTS})
         for name, ident in {VANILLA: VANILLA, **cell.method_ids}.items():
             lossless = judge(blocks, ident, cell.model.dtype, greedy=cell.decode.temperature == 0)
             if not lossless.ok:
@@ -153,6 +157,8 @@ def _grid(block: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell_text(row: dict[str, Any]) -> str:
+    if row["lossless"] == NO_WEIGHTS:
+        return NO_WEIGHTS
     low, high = row["speedup_geomean_low"], row["speedup_geomean_high"]
     interval = f" [{low:.2f}, {high:.2f}]" if pd.notna(low) else ""
     return f"{row['speedup_geomean']:.2f}x{interval} / {row['tau_paper']:.2f}"

@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
 _BUILT_IN = {
     "vanilla": "methods.vanilla:Vanilla",
+    "sps": "methods.sps:SpS",
     "pld": "methods.pld:PLD",
+    "medusa": "methods.medusa:Medusa",
     "lookahead": "methods.lookahead:Lookahead",
+    "hydra": "methods.hydra_heads:Hydra",
+    "eagle": "methods.eagle:Eagle",
+    "eagle2": "methods.eagle2:Eagle2",
 }
 
 
@@ -31,20 +36,20 @@ def names() -> list[str]:
     return [*_BUILT_IN, *sorted(_plug_ins())]
 
 
-def load(name: str, knobs: Mapping[str, Any], target: Target, resources: Any = None) -> Drafter:
+def load(name: str, knobs: Mapping[str, Any], target: Target, tokenizer: Any = None) -> Drafter:
     """Make a drafter.
 
     Args:
         name: a registered name, as in ``names()``.
         knobs: the method's own settings; what is left out keeps the paper's default.
         target: the model it will draft for.
-        resources: where its weights are, for a method that has some.
+        tokenizer: the target's; only a method that brings a language model of its own compares it.
 
     Raises:
-        ConfigError: for an unknown name, an unknown knob, or a value out of range.
+        ConfigError: for an unknown name, an unknown knob, a value out of range, or weights that don't fit the target.
     """
     method, config = configure(name, knobs)
-    drafter: Drafter = method(config, target, resources)
+    drafter: Drafter = method(config, target, tokenizer)
     return drafter
 
 
@@ -58,6 +63,8 @@ def configure(name: str, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
     for field in fields(method.Config):
         value = knobs.get(field.name, field.default)
         wanted = type(field.default)
+        if field.name == "weights":
+            continue  # null, a folder, a hub id or a source: methods.checkpoints reads it
         # bool is an int to isinstance, and an int is a fine float; nothing else is converted.
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ConfigError(f"methods.{name}.{field.name}={value!r} must be of type {wanted.__name__}")

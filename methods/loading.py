@@ -96,6 +96,30 @@ def load_model(
     return Loaded(target, tokenizer, _eos_ids(model, tokenizer, eos_tokens))
 
 
+def fetch(source: Source) -> Path:
+    """The folder of a draft head: a local one as it is, a hub repository as downloaded (its cache serves offline runs).
+
+    Raises:
+        ConfigError: if there is no such folder or repository.
+    """
+    if source.kind == "folder":
+        folder = Path(source.id).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"weights folder {source.id} does not exist")
+        return folder
+    if source.kind != "hub":
+        raise ConfigError(f"weights of kind {source.kind!r} are not known; choose folder or hub")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source.id, revision=source.revision))
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"weights {source.id} (revision {source.revision}) cannot be fetched: {first_line}"
+        ) from error
+
+
 def cache_folder() -> Path:
     """Where dequantized weights live: ``DRAFTBENCH_CACHE``, else the user's cache directory."""
     chosen = os.environ.get("DRAFTBENCH_CACHE")

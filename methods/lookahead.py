@@ -9,8 +9,8 @@ column reads like text.
 
 Deviations: guesses with a common prefix share rows (a trie), so a cycle may run fewer rows than W(N-1) + G(N-1).
 ``parity_cap`` restores the reference's off-by-one (hao-ai-lab/LookaheadDecoding): its greedy path never accepts the
-last token of an n-gram, so at most N-1 tokens a cycle. Random initial tokens come from the turn's keyed draws, not from
-a global seed.
+last token of an n-gram, so at most N-1 tokens a cycle. Random initial tokens come from the turn's keyed draws, not
+from a global seed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Lookahead:
     Config = LookaheadConfig
     rejection = False
 
-    def __init__(self, config: LookaheadConfig, target: Target, resources: Any = None) -> None:
+    def __init__(self, config: LookaheadConfig, target: Target, tokenizer: Any = None) -> None:
         self._config = config
         self._device = target.device
         widest = max(level * (config.window + config.ngram - 1 - level) for level in range(1, config.ngram))

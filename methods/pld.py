@@ -67,7 +67,7 @@ class PLD:
     Config = PLDConfig
     rejection = False
 
-    def __init__(self, config: PLDConfig, target: Target, resources: Any = None) -> None:
+    def __init__(self, config: PLDConfig, target: Target, tokenizer: Any = None) -> None:
         self._config = config
         self._device = target.device
         self.max_rows = config.num_draft + 1

@@ -133,6 +133,20 @@ def without(probs: Float[Tensor, "*n vocab"], token: Int[Tensor, "*n"]) -> Float
     return torch.where(mass > 0, rest / mass, 0.0)
 
 
+def top(scores: Float[Tensor, "*n width"], k: int) -> tuple[Float[Tensor, "*n k"], Int[Tensor, "*n k"]]:
+    """The k largest of float32 scores, in descending order; ties go to the lowest index.
+
+    ``torch.topk`` promises no order among equals, and equal scores are common (a child with confidence 1 ties with its
+    parent). Score and index are packed into one integer, so that no two are equal.
+    """
+    width = scores.shape[-1]
+    bits = (scores.float() + 0.0).view(torch.int32).long()  # + 0.0 makes -0.0 and 0.0 one value
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers now compare as the floats do
+    key = (ordered << 20) | (torch.arange(width, device=scores.device) ^ 0xFFFFF)
+    index = (key.topk(k, dim=-1).values & 0xFFFFF) ^ 0xFFFFF
+    return scores.gather(-1, index), index
+
+
 def target_tokens(
     logits: Float[Tensor, "nodes vocab"], sampling: Sampling, draws: Draws, positions: Int[Tensor, "nodes"]
 ) -> Int[Tensor, "nodes"]:

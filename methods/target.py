@@ -50,6 +50,12 @@ class Target:
         return self.embedding.device
 
     @property
+    def head_device(self) -> torch.device:
+        """Where hidden states come out, and where draft heads live."""
+        weight: Tensor = self._head.weight
+        return weight.device
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
@@ -79,6 +85,7 @@ class Target:
         past the context are clamped: such a row can only predict tokens that the length limit cuts off.
         """
         past = self.cache.length
+        tokens, offsets, mask = tokens.to(self.device), offsets.to(self.device), mask.to(self.device)
         positions = (offsets + past).clamp_(max=self.context - 1)
         if tokens.shape[0] == 1:
             return self._run(tokens, positions, None)  # no mask: keeps the fastest attention kernel
@@ -87,7 +94,7 @@ class Target:
 
     def logits(self, hidden: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
         """The output head, in the model's dtype."""
-        logits: Tensor = self._head(hidden.to(self._head.weight.device))
+        logits: Tensor = self._head(hidden.to(self.head_device))
         return logits
 
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:

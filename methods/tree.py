@@ -85,3 +85,34 @@ def parents_of_paths(paths: Sequence[tuple[int, ...]]) -> list[int]:
         index[path] = len(parents)
         parents.append(index[prefix])
     return parents
+
+
+@dataclass(frozen=True)
+class Level:
+    """The inner nodes of one depth and their children: ``children[i]`` has rank ``rank[i]`` under ``inner[row[i]]``.
+
+    ``parent`` maps each inner node to its own parent; ``width`` is the largest number of children.
+    """
+
+    inner: list[int]
+    parent: dict[int, int]
+    children: Int[Tensor, "children"]
+    row: Int[Tensor, "children"]
+    rank: Int[Tensor, "children"]
+    width: int
+
+
+def inner_levels(parents: Sequence[int], device: torch.device) -> list[Level]:
+    """The levels that a drafter expands one after the other, the root's first."""
+    depths = [0] * len(parents)
+    for node in range(1, len(parents)):
+        depths[node] = depths[parents[node]] + 1
+    levels = []
+    for depth in range(1, max(depths) + 1):
+        children = [node for node in range(1, len(parents)) if depths[node] == depth]
+        inner = sorted({parents[node] for node in children})
+        rows = [inner.index(parents[node]) for node in children]
+        ranks = [rows[:i].count(row) for i, row in enumerate(rows)]
+        child, row, rank = torch.tensor([children, rows, ranks], device=device)
+        levels.append(Level(inner, {node: parents[node] for node in inner}, child, row, rank, max(ranks) + 1))
+    return levels

@@ -28,7 +28,7 @@ class Vanilla:
     rejection = False
     max_rows = 1
 
-    def __init__(self, config: VanillaConfig, target: Target, resources: Any = None) -> None:
+    def __init__(self, config: VanillaConfig, target: Target, tokenizer: Any = None) -> None:
         self._tree = chain(0, target.device)
         self._device = target.device
 

@@ -1,0 +1,126 @@
+"""Strict loading of published draft heads: safetensors first, pickle only through ``weights_only``.
+
+Each method lists the tensors it expects by name and shape; anything missing, left over or of another size is refused
+in one line that names the fix. The references load with ``strict=False``: there a wrong head drafts garbage, the text
+stays right, and tau quietly falls to 1.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from methods.errors import ConfigError
+from methods.loading import Source, fetch
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def source_of(weights: Any, method: str) -> Source:
+    """Read a ``weights`` setting: a folder, a hub id, or a mapping with kind, id, revision.
+
+    Raises:
+        ConfigError: if it is null or of another form.
+    """
+    if weights is None:
+        raise ConfigError(
+            f"{method} has no weights for this model; give methods.{method}.weights=FOLDER_OR_HUB_ID, or drop it"
+        )
+    if isinstance(weights, str):
+        kind = "folder" if Path(weights).exists() or weights.startswith((".", "/", "~")) else "hub"
+        return Source(kind, weights)
+    try:
+        return Source(**weights)
+    except TypeError:
+        raise ConfigError(
+            f"methods.{method}.weights={weights} must be a path, a hub id, or {{kind, id, revision}}"
+        ) from None
+
+
+class Checkpoint:
+    """A head's folder: its ``config.json`` and its tensors, read once."""
+
+    def __init__(self, weights: Any, method: str, files: Iterable[str]) -> None:
+        self.method = method
+        self.source = source_of(weights, method)
+        folder = fetch(self.source)
+        self.config = _read_config(folder)
+        self.path = _first_file(folder, tuple(files), method)
+        self.tensors = read_tensors(self.path)
+
+    def check(self, expected: Shapes, *, ignored: Iterable[str] = (), hint: str = "") -> dict[str, Tensor]:
+        """The expected tensors, exactly: by name and by shape. ``ignored`` names may be there and are not used.
+
+        Raises:
+            ConfigError: listing what is missing, what is left over, or which shape is wrong.
+        """
+        found = {name: tensor for name, tensor in self.tensors.items() if name not in set(ignored)}
+        missing = sorted(set(expected) - set(found))
+        unexpected = sorted(set(found) - set(expected))
+        if missing or unexpected:
+            parts = [f"missing {_some(missing)}"] * bool(missing) + [f"unexpected {_some(unexpected)}"] * bool(
+                unexpected
+            )
+            raise self.error(f"{', '.join(parts)}{hint}")
+        for name, shape in expected.items():
+            if tuple(found[name].shape) != tuple(shape):
+                raise self.error(f"{name} has shape {list(found[name].shape)}, the target needs {list(shape)}{hint}")
+        return {name: found[name] for name in expected}
+
+    def error(self, what: str) -> ConfigError:
+        """An error that names the file and the method."""
+        return ConfigError(f"{self.path} is not a {self.method} head for this model: {what}")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a file, on the CPU. A pickle runs nothing: only tensors are rebuilt.
+
+    Raises:
+        ConfigError: if the file is damaged or holds anything but tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            tensors: dict[str, Tensor] = load_file(path)
+            return tensors
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read as weights: {str(error).strip().splitlines()[0]}") from None
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ConfigError(
+            f"{path} holds more than named tensors; convert it with scripts/convert_weights.py where it was made"
+        )
+    tensors = loaded
+    return tensors
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.exists():
+        return {}
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    return config
+
+
+def _first_file(folder: Path, names: tuple[str, ...], method: str) -> Path:
+    """The first of the names that exists, a safetensors file of the same stem before it."""
+    for name in names:
+        for candidate in (Path(name).with_suffix(".safetensors").name, name):
+            if (folder / candidate).exists():
+                return folder / candidate
+    raise ConfigError(f"{folder} holds no weights for {method}: expected {' or '.join(names)} (or .safetensors)")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

@@ -1,0 +1,86 @@
+"""EAGLE (Li et al. 2024, arXiv 2401.15077): feature-level drafting over a static tree of 25 nodes.
+
+At T=0 a node of rank r carries the r-th most likely draft token. At T>0 the children of a node are drawn from the
+draft's own q *without replacement*, q warped as the target is, and verified by the rule that is exact for that
+(``siblings``).
+
+Deviations from SafeAILab/EAGLE: the reference takes its coins from an unseeded generator and applies no warpers to the
+last draw (PR 215), so it is lossless at T=1 only; both are right here. At the inner node of the tree just as many
+children are drawn as the tree lists (the reference draws ten and uses those).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.eagle_head import EagleHead
+from methods.sampling import distribution, draw_siblings, top
+from methods.static_trees import paths
+from methods.target import Target
+from methods.tree import from_list, inner_levels, parents_of_paths
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``weights``: the head."""
+
+    tree: str = "eagle_25"
+    weights: Any = None
+
+
+class Eagle:
+    """Drafts the static tree level by level."""
+
+    Config = EagleConfig
+    rejection = True
+
+    def __init__(self, config: EagleConfig, target: Target, tokenizer: Any = None) -> None:
+        nodes = paths(config.tree)
+        self._head = EagleHead(config.weights, "eagle", target)
+        self._device = target.head_device
+        parents = parents_of_paths(nodes)
+        self._tree = from_list(parents, self._device)
+        self._levels = inner_levels(parents, self._device)
+        self.max_rows = len(parents)
+
+    def begin(self, request: Request, prefill: Prefill) -> None:
+        self._head.begin(request, prefill, self.max_rows)
+
+    def propose(self, context: Context) -> Draft:
+        feature = self._head.catch_up()
+        tokens = torch.full((self.max_rows,), context.ids[-1], device=self._device)
+        features = feature.new_zeros(self.max_rows, feature.shape[1])
+        qs, q_nodes = [], []
+        drafted: list[int] = []
+        for depth, level in enumerate(self._levels):
+            if depth:
+                drafted += level.inner
+                seen = self._tree.mask[level.inner][:, drafted]
+                feature = self._head.extend(tokens[level.inner], features[level.inner], seen)
+            logits = self._head.logits(feature)
+            if context.sampling.greedy:
+                drawn = top(logits.float(), level.width)[1]
+            else:
+                q = distribution(logits, context.sampling)
+                drawn = self._draw(q, context, depth, level.width)
+                qs.append(q)
+                q_nodes += level.inner
+            tokens[level.children] = drawn[level.row, level.rank]
+            features[level.children] = feature[level.row]
+        self._head.end_draft()
+        if context.sampling.greedy:
+            return Draft(tokens, self._tree)
+        return Draft(tokens, self._tree, "siblings", q=torch.cat(qs), q_nodes=tuple(q_nodes))
+
+    def observe(self, outcome: Outcome) -> None:
+        self._head.observe(outcome)
+
+    def _draw(self, q: Tensor, context: Context, depth: int, width: int) -> Tensor:
+        position = torch.full((q.shape[0],), context.root_position + 1 + depth, device=q.device)
+        uniforms = torch.stack([context.draws.uniform("draft", position, lane) for lane in range(width)])
+        return draw_siblings(q, uniforms)[0]

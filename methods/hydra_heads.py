@@ -1,0 +1,226 @@
+"""Hydra (Ankner et al. 2024, arXiv 2402.05109): Medusa's tree, with heads that read the tokens drafted before them.
+
+Head k predicts the child at depth k+1 from the path so far:
+
+    u_k = [g; E(root); E(c_1); ...; E(c_k)]
+    s   = A_k u_k + a_k + SiLU(B_k u_k + b_k),   then three times  s <- s + SiLU(C_k s + c_k)   (one shared block)
+    z_k = U_k s + d_k
+
+The released weights ("Hydra++", arch ``prefix-mlp``) take g from a prefix layer, one decoder layer over the target's
+post-norm hidden states with a cache of its own; the plain arch ``mlp`` takes the hidden state itself.
+
+Deviations from zankner/Hydra: sample-and-match at every temperature; the prefix cache only ever holds accepted rows,
+so nothing is rewound; logits are computed for the nodes that have children, not for the whole tree.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.cache import KVCache
+from methods.checkpoints import Checkpoint
+from methods.errors import ConfigError
+from methods.sampling import top
+from methods.static_trees import paths
+from methods.target import Target
+from methods.tree import from_list, inner_levels, parents_of_paths
+
+_PREFIX = "prefix_embeding_layer."
+"""Spelled as in the released files."""
+
+_BLOCKS = {True: (3, 5, 7), False: (1, 2, 3)}
+"""Sequential indices of the one shared block, stored under three names; with a prefix, dropouts lie between."""
+
+
+@dataclass(frozen=True)
+class HydraConfig:
+    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``weights``: the heads."""
+
+    tree: str = "mc_sim_7b_63"
+    weights: Any = None
+
+
+class Hydra:
+    """Fills the static tree level by level; each level's heads read their ancestors' tokens."""
+
+    Config = HydraConfig
+    rejection = False
+
+    def __init__(self, config: HydraConfig, target: Target, tokenizer: Any = None) -> None:
+        nodes = paths(config.tree)
+        parents = parents_of_paths(nodes)
+        checkpoint = Checkpoint(config.weights, "hydra", ("hydra_lm_head.pt",))
+        self._heads = _load_heads(checkpoint, target)
+        self._prefix = PrefixLayer(checkpoint, target) if _has_prefix(checkpoint) else None
+        depth = max(len(path) for path in nodes)
+        if depth > len(self._heads):
+            raise ConfigError(f"methods.hydra.tree is {depth} deep, these weights have {len(self._heads)} heads")
+        self._device = target.head_device
+        self._embedding = target.embedding.to(self._device)
+        self._tree = from_list(parents, self._device)
+        self._levels = inner_levels(parents, self._device)
+        self.max_rows = len(parents)
+
+    def begin(self, request: Request, prefill: Prefill) -> None:
+        if self._prefix:
+            self._prefix.cache.reset(len(request.prompt_ids) + request.max_new_tokens + self.max_rows)
+        self._new_rows = prefill.hidden
+
+    def propose(self, context: Context) -> Draft:
+        rows = self._prefix(self._new_rows) if self._prefix else self._new_rows
+        tokens = torch.full((self.max_rows,), context.ids[-1], device=self._device)
+        inputs: Tensor = torch.cat([rows[-1:], self._embed(tokens[:1])], 1)
+        of_node = {0: 0}  # node -> its row of ``inputs``
+        for depth, level in enumerate(self._levels):
+            if depth:
+                grown = torch.tensor([of_node[level.parent[node]] for node in level.inner], device=self._device)
+                inputs = torch.cat([inputs[grown], self._embed(tokens[level.inner])], 1)
+                of_node = {node: row for row, node in enumerate(level.inner)}
+            ranked = top(self._heads[depth](inputs).float(), level.width)[1]
+            tokens[level.children] = ranked[level.row, level.rank]
+        return Draft(tokens, self._tree)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._new_rows = outcome.hidden[outcome.path]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return nn.functional.embedding(tokens, self._embedding)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head's tensors; calling it maps ``[nodes, (k+2) hidden]`` to logits ``[nodes, vocab]``."""
+
+    res: tuple[Tensor, Tensor]
+    linear: tuple[Tensor, Tensor]
+    block: tuple[Tensor, Tensor]
+    output: tuple[Tensor, Tensor]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        linear, silu = nn.functional.linear, nn.functional.silu
+        state = linear(inputs, *self.res) + silu(linear(inputs, *self.linear))
+        for _ in range(3):
+            state = state + silu(linear(state, *self.block))
+        return linear(state, *self.output)
+
+
+class PrefixLayer:
+    """The stock Llama layer and final norm over the target's hidden states, row t at position t; causal."""
+
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+        config = LlamaConfig.from_dict({**target.model.config.to_dict(), "num_hidden_layers": 1})
+        config._attn_implementation = "sdpa"
+        with torch.device("meta"):
+            self._layer: Any = LlamaDecoderLayer(config, layer_idx=0)
+            self._norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        for module, prefix in ((self._layer, f"{_PREFIX}layers.0."), (self._norm, f"{_PREFIX}norm.")):
+            state = {
+                name: checkpoint.tensors[prefix + name].to(target.head_device, target.dtype)
+                for name, _ in module.named_parameters()
+            }
+            module.load_state_dict(state, assign=True)
+            module.eval().requires_grad_(False)
+        self._rotary = LlamaRotaryEmbedding(config).to(target.head_device)
+        self.cache = KVCache(1)
+        names = inspect.signature(self._layer.forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        rows, past = hidden.shape[0], self.cache.length
+        positions = torch.arange(past, past + rows, device=hidden.device)
+        mask = None
+        if past and rows > 1:
+            mask = torch.ones(rows, past + rows, dtype=torch.bool, device=hidden.device).tril_(past)[None, None]
+        output = self._layer(
+            hidden[None],
+            attention_mask=mask,
+            position_embeddings=self._rotary(hidden[None], positions[None]),
+            **{self._cache_argument: self.cache},
+        )
+        self.cache.length += rows
+        normed: Tensor = self._norm(output)[0]
+        return normed
+
+
+def _has_prefix(checkpoint: Checkpoint) -> bool:
+    return any(name.startswith(_PREFIX) for name in checkpoint.tensors)
+
+
+def _load_heads(checkpoint: Checkpoint, target: Target) -> list[Head]:
+    """Check every tensor of the file, the prefix layer's too, and return the heads.
+
+    Raises:
+        ConfigError: for missing, unexpected or wrongly shaped tensors, or if the three stored blocks differ.
+    """
+    hidden, vocab = target.hidden, target.vocab
+    shapes: dict[str, tuple[int, ...]] = {}
+    prefix = _has_prefix(checkpoint)
+    mlp = 1 if prefix else 0  # the prefix arch starts with a dropout, which takes an index
+    head_name = "hydra_lm_head.{k}.1" if prefix else "hydra_lm_head.{k}"
+    indices = {int(name.split(".")[1]) for name in checkpoint.tensors if name.startswith("hydra_mlp.")}
+    count = max(indices, default=0) + 1
+    blocks = _BLOCKS[prefix]
+    for k in range(count):
+        for part in ("linear", "res_connection"):
+            shapes[f"hydra_mlp.{k}.{mlp}.{part}.weight"] = (hidden, (k + 2) * hidden)
+            shapes[f"hydra_mlp.{k}.{mlp}.{part}.bias"] = (hidden,)
+        for block in blocks:
+            shapes[f"hydra_mlp.{k}.{block}.linear.weight"] = (hidden, hidden)
+            shapes[f"hydra_mlp.{k}.{block}.linear.bias"] = (hidden,)
+        shapes[f"{head_name.format(k=k)}.weight"] = (vocab, hidden)
+        shapes[f"{head_name.format(k=k)}.bias"] = (vocab,)
+    if prefix:
+        shapes |= _prefix_shapes(target)
+    ignored = [name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")]
+    found = checkpoint.check(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
+    for k in range(count):
+        first, *others = (found[f"hydra_mlp.{k}.{block}.linear.weight"] for block in blocks)
+        if not all(torch.equal(first, other) for other in others):
+            raise checkpoint.error(f"head {k} stores three different blocks where Hydra shares one")
+    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in found.items()}
+
+    def pair(name: str) -> tuple[Tensor, Tensor]:
+        return cast[f"{name}.weight"], cast[f"{name}.bias"]
+
+    return [
+        Head(
+            res=pair(f"hydra_mlp.{k}.{mlp}.res_connection"),
+            linear=pair(f"hydra_mlp.{k}.{mlp}.linear"),
+            block=pair(f"hydra_mlp.{k}.{blocks[0]}.linear"),
+            output=pair(head_name.format(k=k)),
+        )
+        for k in range(count)
+    ]
+
+
+def _prefix_shapes(target: Target) -> dict[str, tuple[int, ...]]:
+    config = target.model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    query, key, inner, hidden = (
+        config.num_attention_heads * head_dim,
+        config.num_key_value_heads * head_dim,
+        config.intermediate_size,
+        config.hidden_size,
+    )
+    layer = {
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {f"{_PREFIX}layers.0.{name}.weight": shape for name, shape in layer.items()}
+    return shapes | {f"{_PREFIX}norm.weight": (hidden,)}

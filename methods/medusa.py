@@ -1,0 +1,101 @@
+"""Medusa-1 (Cai et al. 2024, arXiv 2401.10774): extra heads on the target's last hidden state, a static tree.
+
+Head k reads the hidden state h that chose the root and predicts the token k+1 places below it:
+
+    z_k = W_k ResBlock_k(h),   ResBlock(x) = x + SiLU(A x + b)
+
+A node of depth d and rank r carries the r-th likeliest token of head d-1, whatever its ancestors. The number of heads
+is read from the tensors: published configs name another.
+
+Deviations from FasterDecoding/Medusa: heads run on the one accepted row, not on all 64; verification is
+sample-and-match at every temperature (the reference's "typical acceptance" changes the distribution). Heads without an
+output matrix of their own share the target's (``{k}.1.weight`` absent), as small models need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.checkpoints import Checkpoint
+from methods.errors import ConfigError
+from methods.sampling import top
+from methods.static_trees import paths
+from methods.target import Target
+from methods.tree import from_list, parents_of_paths
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``weights``: the heads."""
+
+    tree: str = "mc_sim_7b_63"
+    weights: Any = None
+
+
+class Medusa:
+    """Fills the static tree from one pass of the heads."""
+
+    Config = MedusaConfig
+    rejection = False
+
+    def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
+        nodes = paths(config.tree)
+        self._target = target
+        self._blocks, self._outputs = load_heads(config.weights, target)
+        depth = max(len(path) for path in nodes)
+        if depth > len(self._blocks):
+            raise ConfigError(f"methods.medusa.tree is {depth} deep, these weights have {len(self._blocks)} heads")
+        device = target.head_device
+        self._tree = from_list(parents_of_paths(nodes), device)
+        self._head_of = torch.tensor([len(path) - 1 for path in nodes], device=device)
+        self._rank_of = torch.tensor([path[-1] for path in nodes], device=device)
+        self._depth, self._width = depth, max(path[-1] for path in nodes) + 1
+        self.max_rows = len(nodes) + 1
+
+    def begin(self, request: Request, prefill: Prefill) -> None:
+        self._hidden = prefill.hidden[-1:]
+
+    def propose(self, context: Context) -> Draft:
+        logits = [self._logits(k) for k in range(self._depth)]
+        ranked = top(torch.cat(logits).float(), self._width)[1]
+        root = ranked.new_full((1,), context.ids[-1])
+        return Draft(torch.cat([root, ranked[self._head_of, self._rank_of]]), self._tree)
+
+    def observe(self, outcome: Outcome) -> None:
+        last = outcome.path[-1]
+        self._hidden = outcome.hidden[last : last + 1]
+
+    def _logits(self, k: int) -> Tensor:
+        weight, bias = self._blocks[k]
+        hidden = self._hidden + nn.functional.silu(nn.functional.linear(self._hidden, weight, bias))
+        output = self._outputs[k]
+        return self._target.logits(hidden) if output is None else nn.functional.linear(hidden, output)
+
+
+def load_heads(weights: Any, target: Target) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor | None]]:
+    """Residual blocks (weight, bias) and output matrices (None: the target's own), one per head.
+
+    Raises:
+        ConfigError: for missing, unexpected or wrongly shaped tensors, and for Medusa-2, whose backbone is tuned too.
+    """
+    checkpoint = Checkpoint(weights, "medusa", ("medusa_lm_head.pt",))
+    if any(name.startswith(("model.", "base_model.", "lm_head.")) for name in checkpoint.tensors):
+        raise checkpoint.error("it carries a tuned backbone (Medusa-2), which is another target; use Medusa-1 heads")
+    indices = {int(name.split(".")[0]) for name in checkpoint.tensors if name.split(".")[0].isdigit()}
+    heads = max(indices, default=-1) + 1
+    own_output = "0.1.weight" in checkpoint.tensors
+    shapes: dict[str, tuple[int, ...]] = {}
+    for k in range(max(heads, 1)):
+        shapes[f"{k}.0.linear.weight"] = (target.hidden, target.hidden)
+        shapes[f"{k}.0.linear.bias"] = (target.hidden,)
+        if own_output:
+            shapes[f"{k}.1.weight"] = (target.vocab, target.hidden)
+    found = checkpoint.check(shapes)
+    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in found.items()}
+    blocks = [(cast[f"{k}.0.linear.weight"], cast[f"{k}.0.linear.bias"]) for k in range(heads)]
+    return blocks, [cast.get(f"{k}.1.weight") for k in range(heads)]

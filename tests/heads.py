@@ -1,0 +1,141 @@
+"""Writes draft heads for a small Llama in the published formats, key for key, with random values.
+
+Random heads draft badly, which is what a losslessness test wants: nearly every rejection path is walked.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from methods.target import Target
+
+
+def write_eagle(
+    folder: Path, target: Target, *, bias: bool = True, scale: float = 0.3, kv_heads: int | None = None
+) -> Path:
+    """``pytorch_model.bin`` in float32, as the Vicuna and LLaMA2 heads are stored; ``bias=False`` as the LLaMA3 ones."""
+    config = target.model.config
+    hidden, inner, heads = target.hidden, config.intermediate_size, config.num_attention_heads
+    head_dim, kv = hidden // heads, kv_heads or config.num_key_value_heads
+    shapes = {
+        "embed_tokens.weight": (target.vocab, hidden),
+        "fc.weight": (hidden, 2 * hidden),
+        "layers.0.self_attn.q_proj.weight": (hidden, hidden),
+        "layers.0.self_attn.k_proj.weight": (kv * head_dim, hidden),
+        "layers.0.self_attn.v_proj.weight": (kv * head_dim, hidden),
+        "layers.0.self_attn.o_proj.weight": (hidden, hidden),
+        "layers.0.mlp.gate_proj.weight": (inner, hidden),
+        "layers.0.mlp.up_proj.weight": (inner, hidden),
+        "layers.0.mlp.down_proj.weight": (hidden, inner),
+        "layers.0.post_attention_layernorm.weight": (hidden,),
+    }
+    if bias:
+        shapes["fc.bias"] = (hidden,)
+    facts = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "num_hidden_layers": 1,
+        "vocab_size": target.vocab,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 0,
+    }
+    if not bias:
+        facts["bias"] = False
+    return _write(folder, "pytorch_model.bin", _random(shapes, scale), facts)
+
+
+def write_medusa(folder: Path, target: Target, *, heads: int = 5, tied: bool = False, scale: float = 0.3) -> Path:
+    """``medusa_lm_head.pt``; the config names two heads whatever the file holds, as the published one does."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for k in range(heads):
+        shapes[f"{k}.0.linear.weight"] = (target.hidden, target.hidden)
+        shapes[f"{k}.0.linear.bias"] = (target.hidden,)
+        if not tied:
+            shapes[f"{k}.1.weight"] = (target.vocab, target.hidden)
+    return _write(folder, "medusa_lm_head.pt", _random(shapes, scale), {"medusa_num_heads": 2, "medusa_num_layers": 1})
+
+
+def write_hydra(folder: Path, target: Target, *, prefix: bool = True, heads: int = 4, scale: float = 0.3) -> Path:
+    """``hydra_lm_head.pt`` of arch prefix-mlp (with its stored embeddings and tied blocks) or mlp."""
+    hidden, vocab, config = target.hidden, target.vocab, target.model.config
+    mlp, blocks = (1, (3, 5, 7)) if prefix else (0, (1, 2, 3))
+    shapes: dict[str, tuple[int, ...]] = {"input_embed_fn.weight": (vocab, hidden)}
+    for k in range(heads):
+        for part in ("linear", "res_connection"):
+            shapes[f"hydra_mlp.{k}.{mlp}.{part}.weight"] = (hidden, (k + 2) * hidden)
+            shapes[f"hydra_mlp.{k}.{mlp}.{part}.bias"] = (hidden,)
+        shapes[f"hydra_mlp.{k}.{blocks[0]}.linear.weight"] = (hidden, hidden)
+        shapes[f"hydra_mlp.{k}.{blocks[0]}.linear.bias"] = (hidden,)
+        output = f"hydra_lm_head.{k}.1" if prefix else f"hydra_lm_head.{k}"
+        shapes[f"{output}.weight"] = (vocab, hidden)
+        shapes[f"{output}.bias"] = (vocab,)
+    if prefix:
+        head_dim = hidden // config.num_attention_heads
+        kv, inner = config.num_key_value_heads * head_dim, config.intermediate_size
+        layer = {
+            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, hidden),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        shapes |= {f"prefix_embeding_layer.layers.0.{name}.weight": shape for name, shape in layer.items()}
+        shapes["prefix_embeding_layer.embed_tokens.weight"] = (vocab, hidden)
+        shapes["prefix_embeding_layer.norm.weight"] = (hidden,)
+    tensors = _random(shapes, scale)
+    for k in range(heads):
+        for part in ("weight", "bias"):
+            for block in blocks[1:]:
+                tensors[f"hydra_mlp.{k}.{block}.linear.{part}"] = tensors[f"hydra_mlp.{k}.{blocks[0]}.linear.{part}"]
+    facts = {"hydra_num_heads": heads, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp" if prefix else "mlp"}
+    return _write(folder, "hydra_lm_head.pt", tensors, facts)
+
+
+def write_draft_model(folder: Path, target: Target, tokenizer: object, *, seed: int = 5, scale: float = 3.0) -> Path:
+    """A two-layer Llama of the target's vocabulary in hub layout, with the target's tokenizer beside it."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=target.vocab,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=target.context,
+        eos_token_id=target.model.config.eos_token_id,
+        bos_token_id=target.model.config.bos_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
+    return folder
+
+
+def _random(shapes: dict[str, tuple[int, ...]], scale: float) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    return {
+        name: torch.ones(shape) if name.endswith("norm.weight") else torch.randn(shape, generator=generator) * scale
+        for name, shape in shapes.items()
+    }
+
+
+def _write(folder: Path, file: str, tensors: dict[str, torch.Tensor], config: dict[str, object]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(tensors, folder / file)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
