@@ -24,7 +24,7 @@ setup: $(STAMP) ## Make .venv with pinned versions and the small model
 
 test: $(STAMP) ## Run the tests (about four minutes on two cores)
 	@echo "testing"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and the import contracts
 	@echo "linting"

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from methods.base import Request, Sampling
-from methods.sampling import Draws, distribution
+from methods.sampling import Draws, check_finite, distribution
 from methods.target import Target
 
 _CHUNK = 128
@@ -37,6 +37,7 @@ def gaps(target: Target, request: Request, output_ids: Sequence[int], *, keyed: 
     for start in range(0, len(output_ids), _CHUNK):
         part = slice(start, start + _CHUNK)
         logits = target.logits(hidden[part])
+        check_finite(logits, f"in the answer to question {request.question}")
         if request.sampling.greedy:
             gap = _below_maximum(logits, emitted[part])
         else:

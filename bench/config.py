@@ -10,12 +10,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import methods
+from bench.fingerprint import fingerprint
 from methods.errors import ConfigError
 
 
@@ -159,6 +161,10 @@ def freeze(schema: type[_Group], values: Any, name: str) -> _Group:
             raise error.__cause__ from None
         setting = f"{name}.{error.full_key}" if error.full_key else name
         raise ConfigError(f"{setting}: {str(error).splitlines()[0]}") from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # OmegaConf's word for a null where a group is needed
+        raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from None
     assert isinstance(frozen, schema)
     return frozen
 
@@ -173,13 +179,26 @@ def setup_of(config: DictConfig) -> Setup:
     for name in knobs:
         if name not in methods.names():
             raise ConfigError(f"unknown method {name!r}{methods.hint(str(name), methods.names())}")
+    model = freeze(Model, config.model, "model")
+    if model.kind == "folder":
+        model = replace(model, sha256=fingerprint(model.id))
     return Setup(
-        model=freeze(Model, config.model, "model"),
+        model=model,
         task=replace(freeze(Task, task, "task"), hub=freeze(Hub, task.hub, "task.hub")),
         decode=freeze(Decode, config.decode, "decode"),
         measure=freeze(Measure, config.measure, "measure"),
-        methods={str(name): dict(values or {}) for name, values in knobs.items() if name != "vanilla"},
+        methods={str(name): _pinned(dict(values or {})) for name, values in knobs.items() if name != "vanilla"},
     )
+
+
+def _pinned(knobs: dict[str, Any]) -> dict[str, Any]:
+    """Give weights in a local folder the hash of their content: by path alone new weights would pass for old ones."""
+    weights = knobs.get("weights")
+    if isinstance(weights, str) and Path(weights).expanduser().is_dir():
+        weights = {"kind": "folder", "id": weights}
+    if isinstance(weights, dict) and weights.get("kind") == "folder":
+        knobs = {**knobs, "weights": {**weights, "sha256": fingerprint(weights["id"])}}
+    return knobs
 
 
 def digest(value: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,12 +24,13 @@ from methods.errors import ConfigError
 def resolve(config: DictConfig) -> tuple[list[Cell], Table | None, Profile]:
     """The cells a command means, in the order they will run; the table they belong to, if any; the profile in force."""
     given = list(HydraConfig.get().overrides.task)
-    profile = _profile(config)
+    _refuse_additions(given)
+    profile = _profile(config, given)
     table = freeze(Table, config.table, "table") if config.get("table") else None
-    base = [override for override in given if _key(override) not in ("table", "profile", "plan.dry_run")]
+    base = [override for override in given if _key(override).split(".")[0] not in ("table", "profile", "plan")]
     if table is None:
-        chosen = _choices(config)
-        setups = [_compose(profile, base, chosen["method"])]
+        _refuse_lists(base)
+        setups = [_compose(profile, base, ",".join(str(name) for name in config.methods))]
     else:
         setups = _grid(profile, table, base)
     questions: dict[Any, tuple[Question, ...]] = {}
@@ -50,7 +52,7 @@ def resolve(config: DictConfig) -> tuple[list[Cell], Table | None, Profile]:
 def _grid(profile: Profile, table: Table, given: list[str]) -> list[Setup]:
     """models x decodes x tasks of a table; a group the user names on the command line narrows it."""
     named = {_key(override): override.partition("=")[2] for override in given}
-    wanted = methods.names() if table.methods == "all" else list(table.methods)
+    wanted = _with_yaml(methods.names()) if table.methods == "all" else list(table.methods)
     chosen = named.get("method") or f"[{','.join(name for name in wanted if name != 'vanilla')}]"
     rest = [override for override in given if _key(override) not in ("model", "decode", "task", "method")]
     models = _narrow(named, "model", profile.models)
@@ -84,16 +86,40 @@ def _compose(profile: Profile, given: Sequence[str], chosen: str) -> Setup:
     return setup_of(hydra.compose("config", overrides=overrides))
 
 
-def _profile(config: DictConfig) -> Profile:
-    profile = freeze(Profile, config.profile, "profile")
-    if profile.name != "auto":
-        return profile
+def _profile(config: DictConfig, given: Sequence[str]) -> Profile:
+    """The profile; ``auto`` is picked by what the machine has, and what the user set on top of it stays set."""
+    if config.profile.name != "auto":
+        return freeze(Profile, config.profile, "profile")
     picked = "paper" if hardware.has_gpu() else "embedded"
-    return freeze(Profile, OmegaConf.load(CONF / "profile" / f"{picked}.yaml"), "profile")
+    said = OmegaConf.from_dotlist([override for override in given if override.startswith("profile.")])
+    return freeze(
+        Profile,
+        OmegaConf.merge(OmegaConf.load(CONF / "profile" / f"{picked}.yaml"), said.get("profile", {})),
+        "profile",
+    )
 
 
-def _choices(config: DictConfig) -> dict[str, str]:
-    return {"method": ",".join(str(name) for name in config.methods)}
+def _refuse_additions(given: Sequence[str]) -> None:
+    """Hydra lets ``+key=value`` add settings that nothing reads."""
+    for override in given:
+        if override.startswith(("+", "~")):
+            raise ConfigError(
+                f"{override}: settings can be changed, not added or removed; see python -m bench.run --help"
+            )
+
+
+def _refuse_lists(given: Sequence[str]) -> None:
+    """Without a table there is one cell; of a list Hydra would silently take the last."""
+    for override in given:
+        key, _, value = override.partition("=")
+        if key in ("model", "task", "decode", "measure") and "," in value:
+            raise ConfigError(f"{override} names several; run table=table1 {override}, or one after the other with -m")
+
+
+def _with_yaml(names: list[str]) -> list[str]:
+    """An outside method that ships no YAML can be named by nobody, and must not break the tables of everybody."""
+    known = set(GlobalHydra.instance().config_loader().get_group_options("method"))
+    return [name for name in names if name in known]
 
 
 def _narrow(named: dict[str, str], group: str, full: list[str]) -> list[str]:

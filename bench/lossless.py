@@ -51,7 +51,9 @@ def judge(blocks: Iterable[dict[str, Any]], method_id: str, dtype: str, *, greed
     largest = 0.0
     for block in blocks:
         runs = {run["method_id"]: run["turns"] for run in block["runs"]}
-        for turn, vanilla in zip(runs.get(method_id, ()), runs["vanilla"], strict=False):
+        if method_id not in runs:
+            continue
+        for turn, vanilla in zip(runs[method_id], runs["vanilla"], strict=True):
             worst = max((gap for _, gap in turn.get("gaps", ())), default=0.0)
             largest = max(largest, worst)
             if worst > bound:

@@ -8,8 +8,8 @@
       DONE | FAILED.json
 
 One process writes a cell at a time (a lock beside the files). A torn last line, the mark of a kill or a full disk, is
-dropped when the cell is opened for writing; any other damage is an error that names the line, because skipping it would
-quietly change a number.
+dropped when the cell is opened for writing; any other damage is an error that names the line, because skipping it
+would quietly change a number.
 """
 
 from __future__ import annotations

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from omegaconf import DictConfig
 
 from bench import grid
-from bench.run import finish, launch
+from bench.run import finish, launch, results_folder
 
 
 def _report(config: DictConfig) -> int:
     cells, table, _ = grid.resolve(config)
-    return finish(cells, table, Path(str(config.results)))
+    return finish(cells, table, results_folder(config))
 
 
 def main() -> None:

@@ -46,6 +46,15 @@ def _guarded(action: Callable[[], int | None]) -> int:
     except (HydraException, OmegaConfBaseException, ConfigError, DamagedRecordError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of our output left (| head); nothing was lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(
+            f"error: {error.filename or 'results'}: {error.strerror}; what was written before is intact",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("stopped; run the same command again to finish what is missing", file=sys.stderr)
         return 130
@@ -53,7 +62,7 @@ def _guarded(action: Callable[[], int | None]) -> int:
 
 def _run(config: DictConfig) -> int:
     cells, table, profile = grid.resolve(config)
-    results = Path(str(config.results))
+    results = results_folder(config)
     if config.plan.dry_run:
         return _print_plan(cells, results)
     todo = [cell for cell in cells if missing(cell, Store(cell.folder(results)))]
@@ -68,6 +77,13 @@ def _run(config: DictConfig) -> int:
     else:
         print(f"nothing new to run: all {len(cells)} cells are done in {results}", file=sys.stderr)
     return max(finish(cells, table, results), 1 if failed else 0)
+
+
+def results_folder(config: DictConfig) -> Path:
+    """Where records and tables go."""
+    if not isinstance(config.results, str) or not config.results:
+        raise ConfigError(f"results={config.results} must be a folder, such as results=results")
+    return Path(config.results)
 
 
 def finish(cells: list[Cell], table: Table | None, results: Path) -> int:

@@ -7,6 +7,7 @@ written whole or not at all, so each ratio compares runs made minutes apart on t
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,7 +25,6 @@ from bench.records import SCHEMA, Store
 from bench.timing import Stopwatch, wall_time
 from methods.base import Drafter, Request, Sampling
 from methods.decoding import decode
-from methods.errors import ConfigError
 from methods.loading import Loaded, Source, load_model
 
 
@@ -56,34 +56,36 @@ class Session:
                     continue
                 store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
                 store.write_session(self.name, {"hardware": hardware.describe(), "provenance": provenance.describe()})
+                drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
                 try:
-                    self._run_cell(cell, work, store)
+                    self._run_cell(cell, work, drafters, store)
                     finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
                     store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
-                except ConfigError:
-                    raise
                 except Exception as error:  # noqa: BLE001 a failed cell is recorded, and the next one still runs
                     facts = {"error": f"{type(error).__name__}: {error}", "session": self.name, "at": wall_time()}
                     store.append_event({**facts, "traceback": traceback.format_exc()})
                     store.mark_failed(facts)
                     failed.append(cell.name)
-                    tqdm.write(f"{cell.name} failed: {facts['error']}")
+                    tqdm.write(f"{cell.name} failed: {facts['error']}", file=sys.stderr)
         return failed
 
-    def _run_cell(self, cell: Cell, work: list[Work], store: Store) -> None:
-        loaded = self._load(cell.model)
-        names = [VANILLA, *cell.methods]
-        drafters = {name: self._drafter(name, cell.methods.get(name, {})) for name in names}
+    def _ready(self, cell: Cell) -> dict[str, Drafter]:
+        """Load what the cell needs and is not loaded yet."""
+        self._load(cell.model)
+        return {name: self._drafter(name, cell.methods.get(name, {})) for name in (VANILLA, *cell.methods)}
+
+    def _run_cell(self, cell: Cell, work: list[Work], drafters: dict[str, Drafter], store: Store) -> None:
+        assert self._loaded is not None
         self._warm_up(cell, drafters)
         running = _Running()
         label = f"{cell.model.name} {cell.task.name} {cell.decode.name}"
         with tqdm(work, desc=label, unit="block", dynamic_ncols=True) as bar:
             for item in bar:
-                block = _Block(cell, item, loaded, drafters).run()
+                block = _Block(cell, item, self._loaded, drafters).run()
                 store.append_block({"schema": SCHEMA, "session": self.name, **block})
                 bar.set_postfix_str(running.update(block))
 
-    def _load(self, model: Model) -> Loaded:
+    def _load(self, model: Model) -> None:
         if self._loaded is None or self._model != model:
             self._loaded, self._drafters, self._warm = None, {}, set()  # free the old weights first
             source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
@@ -96,7 +98,6 @@ class Session:
                 eos_tokens=tuple(model.eos_tokens),
             )
             self._model = model
-        return self._loaded
 
     def _drafter(self, name: str, knobs: dict[str, Any]) -> Drafter:
         key = method_id(name, knobs)
@@ -163,6 +164,8 @@ class _Block:
         drafter = self._drafters[name]
         watch = Stopwatch(self._sync)
         steps = []
+        if self._sync:
+            torch.cuda.reset_peak_memory_stats()
         watch.start()
         for step in decode(loaded.target, drafter, request, watch.phase):
             watch.step()

@@ -146,10 +146,10 @@ def verdict(one: Estimate, questions: int, bound: float = 0.10) -> str:
         return f"{questions} question: no interval"
     half = (one.high - one.low) / 2 / one.value if one.value else float("inf")
     if half <= bound:
-        return f"stable: ±{half:.0%}"
+        return f"stable: ±{half:.1%}"
     # The half-width falls with the square root of the number of questions.
     needed = int(np.ceil(questions * (half / bound) ** 2))
-    return f"{questions} questions: too few for ±{bound:.0%} (±{half:.0%}; about {needed} would do)"
+    return f"{questions} questions: too few for ±{bound:.0%} (±{half:.1%}; about {needed} would do)"
 
 
 def _with_interval(value: float, replicates: Array) -> Estimate:

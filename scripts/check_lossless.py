@@ -31,6 +31,8 @@ from methods.decoding import decode
 from methods.loading import Loaded, Source, load_model
 
 TASKS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm", "nq")
+GENERATE = "generate"
+
 DECODES = {
     "greedy": Sampling(0.0),
     "t1": Sampling(1.0),
@@ -45,7 +47,7 @@ def main() -> int:
     first = setup_of_task(options.model, TASKS[0])
     loaded = load_target(first, options.dtype)
     weights = dict(pair.split("=", 1) for pair in options.weights)
-    drafters = {name: _drafter(name, weights, loaded) for name in options.methods}
+    drafters = {name: _drafter(name, weights, loaded) for name in options.methods if name != GENERATE}
     vanilla = methods.load("vanilla", {}, loaded.target)
     counts: dict[str, list[int]] = {}
     differ = []
@@ -56,7 +58,7 @@ def main() -> int:
                 ids = prompts.render(loaded.tokenizer, setup.model.template, question.turns, [])
                 request = Request(ids, options.tokens, loaded.eos_ids, DECODES[name], f"{task}/{question.id}")
                 expected = _tokens(loaded, vanilla, request)
-                for method, tokens in _others(loaded, drafters, request):
+                for method, tokens in _others(loaded, drafters, request, generate_too=GENERATE in options.methods):
                     same, total = counts.setdefault(f"{method} {task} {name}", [0, 0])
                     counts[f"{method} {task} {name}"] = [same + (tokens == expected), total + 1]
                     if tokens != expected:
@@ -67,10 +69,12 @@ def main() -> int:
     return 1 if differ else 0
 
 
-def _others(loaded: Loaded, drafters: dict[str, Drafter], request: Request) -> Iterator[tuple[str, list[int]]]:
+def _others(
+    loaded: Loaded, drafters: dict[str, Drafter], request: Request, *, generate_too: bool
+) -> Iterator[tuple[str, list[int]]]:
     """Each method's tokens, and generate's where it is comparable (its sampler draws from another stream)."""
-    if request.sampling.greedy:
-        yield "generate", generate(loaded, request)
+    if request.sampling.greedy and generate_too:
+        yield GENERATE, generate(loaded, request)
     for name, drafter in drafters.items():
         if request.sampling.greedy or not drafter.rejection:
             yield name, _tokens(loaded, drafter, request)
@@ -117,7 +121,7 @@ def _drafter(name: str, weights: dict[str, str], loaded: Loaded) -> Drafter:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2_135m")
-    parser.add_argument("--methods", nargs="*", default=[])
+    parser.add_argument("--methods", nargs="*", default=[GENERATE], help="names; 'generate' is transformers' own")
     parser.add_argument("--weights", nargs="*", default=[], metavar="METHOD=FOLDER")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=TASKS)
     parser.add_argument("--decode", nargs="*", default=["greedy"], choices=list(DECODES))

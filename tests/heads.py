@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from methods.target import Target
 
@@ -124,6 +126,14 @@ def write_draft_model(folder: Path, target: Target, tokenizer: object, *, seed: 
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
     return folder
+
+
+def word_tokenizer(words: int) -> Any:
+    """A tokenizer of this many tokens, t0, t1 and so on; t1 ends the text."""
+    vocabulary = {f"t{token}": token for token in range(words)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), eos_token="t1"
+    )
 
 
 def _random(shapes: dict[str, tuple[int, ...]], scale: float) -> dict[str, torch.Tensor]:

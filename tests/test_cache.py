@@ -1,0 +1,99 @@
+"""The key/value cache against a plain Python list of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from methods.cache import KVCache
+
+LAYERS, HEADS, KEY_DIM, VALUE_DIM = 3, 2, 4, 5
+
+
+def fresh_rows(count: int, random: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """New keys and values of one forward, a pair per layer."""
+    return [
+        (
+            torch.randn(1, HEADS, count, KEY_DIM, generator=random),
+            torch.randn(1, HEADS, count, VALUE_DIM, generator=random),
+        )
+        for _ in range(LAYERS)
+    ]
+
+
+@st.composite
+def forwards(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
+    """Forwards as (rows, rows kept): root first and ascending, as an accepted path is."""
+    plan = []
+    for _ in range(draw(st.integers(1, 6))):
+        rows = draw(st.integers(1, 9))
+        kept = draw(st.lists(st.integers(1, rows - 1), unique=True).map(sorted)) if rows > 1 else []
+        plan.append((rows, [0, *kept]))
+    return plan
+
+
+@given(forwards(), st.integers(0, 99))
+def test_the_cache_is_the_list_of_all_rows_ever_kept(plan: list[tuple[int, list[int]]], seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    cache = KVCache(LAYERS)
+    cache.reset(60)
+    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(LAYERS)]
+    for rows, path in plan:
+        new = fresh_rows(rows, random)
+        for layer, (keys, values) in enumerate(new):
+            seen_keys, seen_values = cache.update(keys, values, layer)
+            pairs = [*kept[layer], *((keys[0, :, row], values[0, :, row]) for row in range(rows))]
+            assert torch.equal(seen_keys[0], torch.stack([key for key, _ in pairs], 1))
+            assert torch.equal(seen_values[0], torch.stack([value for _, value in pairs], 1))
+            kept[layer] += [(keys[0, :, row], values[0, :, row]) for row in path]
+        cache.keep(path)
+        assert cache.length == len(kept[0])
+        for layer in range(LAYERS):
+            keys, values = cache.rows(layer)
+            assert torch.equal(keys, torch.stack([key for key, _ in kept[layer]], 1))
+            assert torch.equal(values, torch.stack([value for _, value in kept[layer]], 1))
+
+
+def test_the_cache_tells_transformers_how_long_the_text_is() -> None:
+    cache = KVCache(1)
+    cache.reset(8)
+    assert not cache.is_initialized
+    cache.update(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), 0)
+    cache.keep([0, 1, 2])
+    assert cache.is_initialized
+    assert cache.get_seq_length() == cache.get_query_offset() == 3
+    assert cache.get_mask_sizes(2) == cache.get_mask_sizes(torch.arange(2)) == (5, 0)
+    assert cache.is_sliding == [False]
+
+
+def test_rows_that_do_not_fit_are_refused_and_the_last_place_is_usable() -> None:
+    cache = KVCache(1)
+    cache.reset(1)
+    full = torch.zeros(1, 1, cache.capacity, 2)
+    cache.update(full, full, 0)
+    cache.keep(range(cache.capacity))
+    with pytest.raises(IndexError, match="cannot take rows"):
+        cache.update(full[:, :, :1], full[:, :, :1], 0)
+
+
+def test_a_reset_forgets_the_text_and_reuses_the_memory_unless_it_must_grow() -> None:
+    cache = KVCache(1)
+    cache.reset(10)
+    rows = torch.ones(1, 1, 10, 2)
+    first, _ = cache.update(rows, rows, 0)
+    cache.keep(range(10))
+
+    cache.reset(5)
+    assert cache.length == 0
+    assert cache.rows(0)[0].shape[1] == 0
+    again, _ = cache.update(rows[:, :, :1], rows[:, :, :1], 0)
+    assert again.shape[2] == 1
+    assert again.data_ptr() == first.data_ptr()
+
+    cache.reset(cache.capacity + 1)
+    assert not cache.is_initialized
+    wide = torch.ones(1, 1, cache.capacity, 2)
+    assert cache.update(wide, wide, 0)[0].shape[2] == cache.capacity

@@ -1,0 +1,148 @@
+"""The house's rules that a linter cannot know: who may read a clock, write a file, touch the hub, draw a token."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import methods
+
+ROOT = Path(__file__).resolve().parent.parent
+HOUSE = sorted(path for room in ("bench", "methods") for path in (ROOT / room).rglob("*.py"))
+EVERYTHING = sorted([*HOUSE, *(path for room in ("scripts", "tests", "conf") for path in (ROOT / room).rglob("*.py"))])
+TREES = {path: ast.parse(path.read_text()) for path in HOUSE}
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module imported, in full, and every name imported from one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call with the last part of its name: ``softmax`` for ``x.softmax(-1)`` and ``F.softmax(x)`` alike."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                yield node.func.attr, node
+            elif isinstance(node.func, ast.Name):
+                yield node.func.id, node
+
+
+def words(tree: ast.AST) -> set[str]:
+    """Every name and attribute in the code; comments and docstrings are not code."""
+    found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return found | {part for name in imports(tree) for part in name.split(".")}
+
+
+def offenders(bad: set[str], allowed: set[str]) -> list[str]:
+    """The files that use one of these words and may not."""
+    return [named(path) for path, tree in TREES.items() if bad & words(tree) and named(path) not in allowed]
+
+
+def test_only_timing_reads_a_clock() -> None:
+    clocks = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "elapsed_time", "timeit"}
+    assert offenders(clocks, {"bench/timing.py"}) == []
+    modules = {path: set(imports(tree)) & {"time", "datetime", "timeit"} for path, tree in TREES.items()}
+    assert [named(path) for path, found in modules.items() if found] == ["bench/timing.py"]
+
+
+def writes(tree: ast.AST) -> Iterator[str]:
+    """Calls that put something on the disk."""
+    for name, call in calls(tree):
+        if name in ("write_text", "write_bytes", "savefig", "save_file", "savez", "tofile", "dump", "touch", "copy2"):
+            yield name
+        strings = [node.value for node in [*call.args, *(one.value for one in call.keywords)]
+                   if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
+        if name in ("open", "fdopen") and any(re.fullmatch(r"[rbtU]*[wax+][bt+]*", mode) for mode in strings):
+            yield f"open {strings}"
+        if name in ("to_csv", "to_parquet", "to_latex", "to_json", "to_html", "to_markdown") and call.args:
+            yield f"{name} to a file"
+
+
+def test_only_records_writes_files_in_bench() -> None:
+    found = {named(path): list(writes(tree)) for path, tree in TREES.items() if path.parent.name == "bench"}
+    assert {name for name, written in found.items() if written} == {"bench/records.py"}
+
+
+def test_only_loading_touches_the_hub_and_only_tasks_loads_data_sets() -> None:
+    hub = {"from_pretrained", "hf_hub_download", "snapshot_download", "huggingface_hub", "HfApi"}
+    assert offenders(hub, {"methods/loading.py"}) == []
+    assert offenders({"load_dataset", "load_dataset_builder", "datasets"}, {"bench/tasks.py"}) == []
+
+
+def test_only_sampling_makes_distributions_and_draws_tokens() -> None:
+    drawing = {"softmax", "log_softmax", "multinomial", "gumbel_softmax", "distributions", "Philox", "default_rng"}
+    # The bootstrap draws questions, not tokens.
+    assert offenders(drawing, {"methods/sampling.py", "bench/stats.py"}) == []
+    assert "torch" not in words(TREES[ROOT / "bench/stats.py"])
+
+
+def test_no_code_of_strangers_is_run_and_nothing_is_unpickled() -> None:
+    for path, tree in TREES.items():
+        assert not {"dill", "joblib", "cloudpickle", "marshal", "shelve", "Unpickler"} & words(tree), named(path)
+        assert not {"eval", "exec", "instantiate"} & {name for name, _ in calls(tree)} - allowed_eval(tree), named(path)
+        assert not any(name.startswith("pickle.") for name in imports(tree)), named(path)
+        for name, call in calls(tree):
+            given = {one.arg: one.value for one in call.keywords}
+            for argument, wanted in (("trust_remote_code", False), ("allow_pickle", False), ("weights_only", True)):
+                if argument in given:
+                    value = given[argument]
+                    assert isinstance(value, ast.Constant), f"{named(path)}:{call.lineno} {argument} is not a literal"
+                    assert value.value is wanted, f"{named(path)}:{call.lineno} {argument}"
+            assert not ast.unparse(call.func).startswith("pickle."), f"{named(path)}:{call.lineno}"
+            if name == "load" and ast.unparse(call.func) == "torch.load":
+                assert "weights_only" in given, f"{named(path)}:{call.lineno}"
+        assert "trust_remote_code=True" not in path.read_text()
+        assert not re.search(r"['\"]trust_remote_code['\"]\s*:\s*True", path.read_text())
+
+
+def allowed_eval(tree: ast.AST) -> set[str]:
+    """``model.eval()`` is torch's switch to inference, not Python's evaluator."""
+    methods_only = all(isinstance(call.func, ast.Attribute) for name, call in calls(tree) if name == "eval")
+    return {"eval"} if methods_only else set()
+
+
+def test_bench_knows_no_method_by_name_but_vanilla() -> None:
+    """Strings that are exactly a method's name, and imports of its module; only the registry may have them."""
+    known = {name: place.partition(":")[0] for name, place in methods._BUILT_IN.items() if name != "vanilla"}
+    for path, tree in TREES.items():
+        if path.parent.name != "bench":
+            continue
+        strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not strings & set(known), named(path)
+        assert not set(imports(tree)) & {*known.values(), "methods.vanilla"}, named(path)
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=named)
+def test_a_file_fits_in_a_head_and_says_what_it_is_for(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    tree = ast.parse(text)
+    if tree.body:
+        docstring = ast.get_docstring(tree)
+        assert docstring, "a module opens with what it is for"
+        assert re.search(r"[.:!?]$", docstring.split("\n\n")[0]), "its first paragraph is a sentence"
+
+
+def test_no_file_holds_a_path_of_somebody_s_machine() -> None:
+    for path in [*EVERYTHING, *(ROOT / "conf").rglob("*.yaml"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
+        assert not re.search(r"/(home|Users|root|mnt)/\w", path.read_text()), named(path)
+
+
+def test_median_file_is_short() -> None:
+    lengths = sorted(len(path.read_text().splitlines()) for path in HOUSE)
+    assert lengths[len(lengths) // 2] <= 150

@@ -1,0 +1,28 @@
+"""``top`` against a stable sort: the one place where draft trees break ties."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from methods.sampling import top
+
+AWKWARD = [-math.inf, -1e30, -1.5, -1e-40, -0.0, 0.0, 1e-40, 1.5, 2.0]
+
+
+@given(st.lists(st.sampled_from(AWKWARD) | st.floats(width=32, allow_nan=False), min_size=1, max_size=30), st.data())
+def test_the_top_scores_are_those_of_a_stable_sort(scores: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(scores)))
+    values, index = top(torch.tensor([scores, scores[::-1]]), k)
+    for row, found, kept in zip((scores, scores[::-1]), index.tolist(), values.tolist(), strict=True):
+        assert found == sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
+        assert kept == [torch.tensor(row)[i].item() for i in found]
+
+
+def test_the_top_of_a_large_vocabulary_keeps_the_lowest_ids() -> None:
+    scores = torch.zeros(2, 200_000)
+    scores[1, [7, 150_000, 199_999]] = torch.tensor([-1.0, 1.0, 1.0])
+    assert top(scores, 4)[1].tolist() == [[0, 1, 2, 3], [150_000, 199_999, 0, 1]]

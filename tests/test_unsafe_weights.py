@@ -1,0 +1,97 @@
+"""A pickle from the hub is a stranger's program: nothing in it may run, and only tensors come out of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_llama
+from heads import word_tokenizer, write_eagle, write_hydra, write_medusa
+
+import methods
+from methods.base import ConfigError
+from methods.target import Target
+
+VOCAB = 12
+HEADS: list[tuple[str, str, Callable[..., Path]]] = [
+    ("eagle", "pytorch_model.bin", write_eagle),
+    ("eagle2", "pytorch_model.bin", write_eagle),
+    ("medusa", "medusa_lm_head.pt", write_medusa),
+    ("hydra", "hydra_lm_head.pt", write_hydra),
+]
+
+
+class Touches:
+    """Unpickling this makes a file: the least that a stranger's code could do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def plain(thing: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(thing))
+
+
+def old(thing: Any, path: Path) -> None:
+    torch.save(thing, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_llama(layers=1, vocab_size=VOCAB))
+
+
+def refusal(method: str, folder: Path, target: Target) -> str:
+    with pytest.raises(ConfigError) as refused:
+        methods.load(method, {"weights": str(folder)}, target)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("save", [torch.save, plain, old], ids=["zip", "plain pickle", "old format"])
+@pytest.mark.parametrize(("method", "file", "write"), HEADS, ids=[head[0] for head in HEADS])
+def test_a_pickle_that_would_touch_a_file_runs_nothing(
+    target: Target, tmp_path: Path, method: str, file: str, write: Any, save: Callable[[Any, Path], None]
+) -> None:
+    folder = write(tmp_path / "head", target)
+    tensors = torch.load(folder / file, weights_only=True)
+    save(tensors | {"payload": Touches(tmp_path / "touched")}, folder / file)
+    assert f"{folder / file} cannot be read as weights: " in refusal(method, folder, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+def test_the_pickle_of_these_tests_does_run_when_it_is_trusted(tmp_path: Path) -> None:
+    plain(Touches(tmp_path / "touched"), tmp_path / "file")
+    pickle.loads((tmp_path / "file").read_bytes())
+    assert (tmp_path / "touched").is_dir()
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [{"fc.weight": torch.zeros(2), "step": 3}, {"model": {"fc.weight": torch.zeros(2)}}, [torch.zeros(2)], "weights"],
+    ids=["a number beside", "tensors one level down", "a list", "a word"],
+)
+@pytest.mark.parametrize(("method", "file"), [head[:2] for head in HEADS[1:]])
+def test_a_file_that_holds_more_than_named_tensors_is_refused(
+    target: Target, tmp_path: Path, method: str, file: str, thing: Any
+) -> None:
+    torch.save(thing, tmp_path / file)
+    said = refusal(method, tmp_path, target)
+    assert f"{file} holds more than named tensors; convert it with scripts/convert_weights.py where it was made" in said
+
+
+def test_a_draft_model_is_read_from_safetensors_only(target: Target, tmp_path: Path) -> None:
+    folder = tmp_path / "draft"
+    target.model.config.save_pretrained(folder)
+    word_tokenizer(VOCAB).save_pretrained(folder)
+    torch.save(target.model.state_dict() | {"payload": Touches(tmp_path / "touched")}, folder / "pytorch_model.bin")
+    assert "safetensors" in refusal("sps", folder, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
