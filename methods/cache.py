@@ -65,12 +65,14 @@ class KVCache:
         """Commit rows of the last forward (numbered from 0 at ``length``, ascending) and drop the others."""
         kept = len(rows)
         if rows[-1] != kept - 1:
-            # A gather makes its own copy first, so source and destination may overlap.
-            for buffers in (self._keys, self._values):
-                for buffer in buffers:
-                    assert buffer is not None
-                    source = torch.tensor(rows, device=buffer.device) + self.length
-                    buffer[:, :, self.length : self.length + kept] = buffer.index_select(2, source)
+            source: dict[torch.device, Tensor] = {}  # one upload per device, not one per layer
+            for buffer in (*self._keys, *self._values):
+                assert buffer is not None
+                if buffer.device not in source:
+                    source[buffer.device] = torch.tensor(rows, device=buffer.device) + self.length
+                # A gather makes its own copy first, so source and destination may overlap.
+                kept_rows = buffer.index_select(2, source[buffer.device])
+                buffer[:, :, self.length : self.length + kept] = kept_rows
         self.length += kept
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ from methods.tree import from_list
 shapes_unchecked = laws.shapes_unchecked
 FULL = bool(os.environ.get("DRAFTBENCH_FULL_LAW"))
 pytestmark = pytest.mark.timeout(0 if FULL else 300)
-TURN, CONTROL = 20_000, 4_000
+TURN, CONTROL = 20_000, 5_000
 """Windows of one request (its positions differ; further turns have streams of their own), and those of a mistake."""
 VOCAB, LENGTH = 6, 3
 ALPHA = 1e-6
@@ -190,9 +190,9 @@ def misreport(mistake: str, patch: pytest.MonkeyPatch) -> None:
     told: list[Tensor] = []
 
     def warps(logits: Tensor, sampling: Sampling) -> Tensor:
-        laws = [distribution(logits, Sampling(sampling.temperature)), distribution(logits, sampling)]
-        told.append(laws.pop(0 if mistake == "top-p on p only" else 1))
-        return laws[0]
+        pair = [distribution(logits, Sampling(sampling.temperature)), distribution(logits, sampling)]
+        told.append(pair.pop(0 if mistake == "top-p on p only" else 1))
+        return pair[0]
 
     for module, method in ((methods.sps, SpS), (methods.eagle, Eagle)):
 
@@ -231,7 +231,7 @@ def test_negative_control_the_g_test_rejects(
         rule = accept_by(MISTAKES[mistake]) if mistake in MISTAKES else None
         monkeypatch.setattr(*PATCHES.get(mistake, (methods.decoding, "accept", rule)))
     statistic, freedom, p, _ = decoded(method, SETTINGS[setting], 1, CONTROL)
-    print(f"\n{mistake}: G={statistic:.1f}, {freedom} degrees of freedom, p={p:.3g}")
+    print(f"\n{method} {setting}, {mistake}: G={statistic:.1f}, {freedom} degrees of freedom, p={p:.3g}")
     assert p < ALPHA / FAMILY
 
 

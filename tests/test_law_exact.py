@@ -127,10 +127,10 @@ def test_the_law_of_three_tokens_is_exactly_the_targets(kind: str, setting: str)
 PLANTED = {
     ("chain", "T=1"): "q of the row before, greedy draft, no residual, accept if equal, bonus from q",
     ("chain", "T=0.7"): "low q dropped",
-    ("chain", "top-p 0.9"): "top-p on p only, top-p after the draw",
+    ("chain", "top-p 0.9"): "top-p on p only",
     ("siblings", "T=1"): "siblings re-sorted, rejected sibling kept in q, bonus from q",
     ("siblings", "T=0.7"): "q of the row before, no residual, bonus at T=1",
-    ("siblings", "top-p 0.9"): "top-p on p only, top-p after the draw, accept if equal",
+    ("siblings", "top-p 0.9"): "top-p on p only, accept if equal",
     ("match", "T=1"): "redraw after mismatch",
     ("match", "top-p 0.9"): "one draw per path",
 }

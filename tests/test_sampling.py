@@ -120,6 +120,13 @@ def test_a_draw_on_a_boundary_belongs_to_the_token_above_it() -> None:
     assert draw(probs.expand(4, 3), points).tolist() == [0, 1, 2, 2]
 
 
+def test_the_cdf_is_float64_so_that_a_draw_close_to_a_boundary_is_decided_by_the_probabilities() -> None:
+    probs = torch.tensor([0.1, 0.7, 0.2])
+    boundary = probs[0].double() / probs.double().sum()
+    points = torch.stack([boundary * (1 - 1e-12), boundary * (1 + 1e-12)])
+    assert draw(probs.expand(2, 3), points).tolist() == [0, 1]
+
+
 @given(masses, st.lists(uniforms, min_size=1, max_size=4))
 def test_siblings_are_drawn_one_after_the_other_without_replacement(probs: list[float], us: list[float]) -> None:
     assume(sum(probs) > 0)

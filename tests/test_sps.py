@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,18 @@ import pytest
 import torch
 from conftest import random_prompts, run, tiny_llama
 from heads import word_tokenizer, write_draft_model
+from reference_heads import Watched
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import methods
-from methods.base import ConfigError, Request, Sampling
+from methods.base import ConfigError, Context, Draft, Request, Sampling
 from methods.decoding import decode
+from methods.sampling import distribution
 from methods.target import Target
 
 VOCAB = 8  # small, so that a random draft is sometimes right
 SAMPLINGS = [Sampling(), Sampling(1.0, seed=3)]
-Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,30 @@ def check_cache(draft: Target, recomputed: Target, ids: list[int]) -> None:
     for layer in range(2):
         for ours, fresh in zip(draft.cache.rows(layer), recomputed.cache.rows(layer), strict=True):
             assert torch.allclose(ours, fresh, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(0.7, top_k=5, seed=2)], ids=["greedy", "t1", "warped"])
+def test_each_token_is_drawn_from_the_q_that_is_handed_over_with_the_uniform_of_its_own_position(
+    random_draft: Path, target: Target, sampling: Sampling
+) -> None:
+    drafter = sps(random_draft, target)
+
+    def look(context: Context, draft: Draft) -> None:
+        ids = context.ids
+        text = torch.tensor([[*ids, *draft.tokens.tolist()[1:]]])
+        logits = drafter.draft.model(input_ids=text, use_cache=False).logits[0, len(ids) - 1 : -1]
+        drawn = logits.argmax(-1)
+        if draft.q is not None:
+            assert draft.rule == "chain"
+            assert torch.allclose(draft.q, distribution(logits, sampling), atol=1e-5)
+            position = torch.arange(len(ids), len(ids) + draft.rows - 1)
+            cdf = draft.q.double().cumsum(-1)
+            drawn = (cdf > (context.draws.uniform("draft", position) * cdf[:, -1])[:, None]).int().argmax(-1)
+        assert draft.tokens.tolist() == [ids[-1], *drawn.tolist()]
+        assert (draft.q is None) == (sampling.greedy or draft.rows == 1)
+
+    for prompt in random_prompts(2, lengths=(2, 9), vocab=VOCAB):
+        run(target, Watched(drafter, look), Request(prompt, 20, sampling=sampling))
 
 
 @pytest.mark.parametrize(

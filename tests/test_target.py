@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from conftest import VOCAB, parent_lists, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.base import ConfigError
+from methods.base import ConfigError, NumericsError
 from methods.target import Target
 from methods.tree import from_list
 
@@ -81,4 +82,11 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
     model = tiny_llama(layers=1)
     model.register_forward_hook(lambda module, inputs, output: replace(output, logits=output.logits / 2))
     with pytest.raises(ConfigError, match="LlamaForCausalLM changes its logits"):
+        Target(model)
+
+
+def test_weights_that_are_not_numbers_are_refused_in_words() -> None:
+    model = tiny_llama(layers=1)
+    model.lm_head.weight[3] = math.nan
+    with pytest.raises((ConfigError, NumericsError)):
         Target(model)
