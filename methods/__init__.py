@@ -85,7 +85,10 @@ def _resolve(name: str) -> Any:
     plug_ins = _plug_ins()
     if name not in plug_ins:
         raise ConfigError(f"unknown method {name!r}{hint(name, names())}")
-    return plug_ins[name].load()
+    try:
+        return plug_ins[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"method {name} is registered as {plug_ins[name].value}, which fails: {error}") from None
 
 
 def _plug_ins() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             tensors: dict[str, Tensor] = load_file(path)
             return tensors
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Only torch's zip format can be mapped; the older one is read whole.
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{path} cannot be read as weights: {str(error).strip().splitlines()[0]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
@@ -113,11 +115,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _first_file(folder: Path, names: tuple[str, ...], method: str) -> Path:
-    """The first of the names that exists, a safetensors file of the same stem before it."""
-    for name in names:
-        for candidate in (Path(name).with_suffix(".safetensors").name, name):
-            if (folder / candidate).exists():
-                return folder / candidate
+    """The first of the names that exists; any safetensors file before any pickle."""
+    safe = [Path(name).with_suffix(".safetensors").name for name in names]
+    for name in (*safe, *names):
+        if (folder / name).exists():
+            return folder / name
     raise ConfigError(f"{folder} holds no weights for {method}: expected {' or '.join(names)} (or .safetensors)")
 
 

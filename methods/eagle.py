@@ -19,8 +19,8 @@ from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.eagle_head import EagleHead
-from methods.sampling import distribution, draw_siblings, top
-from methods.static_trees import paths
+from methods.sampling import LANES, distribution, draw_siblings, top
+from methods.static_trees import fitted
 from methods.target import Target
 from methods.tree import from_list, inner_levels, parents_of_paths
 
@@ -40,7 +40,7 @@ class Eagle:
     rejection = True
 
     def __init__(self, config: EagleConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = paths(config.tree)
+        nodes = fitted(config.tree, "eagle", widest=min(target.vocab, LANES))
         self._head = EagleHead(config.weights, "eagle", target)
         self._device = target.head_device
         parents = parents_of_paths(nodes)

@@ -27,7 +27,7 @@ from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
 from methods.errors import ConfigError
 from methods.sampling import top
-from methods.static_trees import paths
+from methods.static_trees import fitted
 from methods.target import Target
 from methods.tree import from_list, inner_levels, parents_of_paths
 
@@ -53,7 +53,7 @@ class Hydra:
     rejection = False
 
     def __init__(self, config: HydraConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = paths(config.tree)
+        nodes = fitted(config.tree, "hydra", widest=target.vocab)
         parents = parents_of_paths(nodes)
         checkpoint = Checkpoint(config.weights, "hydra", ("hydra_lm_head.pt",))
         self._heads = _load_heads(checkpoint, target)
@@ -117,7 +117,8 @@ class PrefixLayer:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-        config = LlamaConfig.from_dict({**target.model.config.to_dict(), "num_hidden_layers": 1})
+        shape = {"num_hidden_layers": 1, "attention_bias": False, "mlp_bias": False}
+        config = LlamaConfig.from_dict({**target.model.config.to_dict(), **shape})
         config._attn_implementation = "sdpa"
         with torch.device("meta"):
             self._layer: Any = LlamaDecoderLayer(config, layer_idx=0)
@@ -183,9 +184,10 @@ def _load_heads(checkpoint: Checkpoint, target: Target) -> list[Head]:
     ignored = [name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")]
     found = checkpoint.check(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
     for k in range(count):
-        first, *others = (found[f"hydra_mlp.{k}.{block}.linear.weight"] for block in blocks)
-        if not all(torch.equal(first, other) for other in others):
-            raise checkpoint.error(f"head {k} stores three different blocks where Hydra shares one")
+        for part in ("weight", "bias"):
+            first, *others = (found[f"hydra_mlp.{k}.{block}.linear.{part}"] for block in blocks)
+            if not all(torch.equal(first, other) for other in others):
+                raise checkpoint.error(f"head {k} stores three different blocks where Hydra shares one")
     cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in found.items()}
 
     def pair(name: str) -> tuple[Tensor, Tensor]:

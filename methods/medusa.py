@@ -24,7 +24,7 @@ from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.checkpoints import Checkpoint
 from methods.errors import ConfigError
 from methods.sampling import top
-from methods.static_trees import paths
+from methods.static_trees import fitted
 from methods.target import Target
 from methods.tree import from_list, parents_of_paths
 
@@ -44,7 +44,7 @@ class Medusa:
     rejection = False
 
     def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = paths(config.tree)
+        nodes = fitted(config.tree, "medusa", widest=target.vocab)
         self._target = target
         self._blocks, self._outputs = load_heads(config.weights, target)
         depth = max(len(path) for path in nodes)

@@ -20,7 +20,7 @@ from methods.base import NumericsError, Sampling
 
 Purpose = Literal["target", "draft", "coin", "residual", "window"]
 
-_LANES = 16
+LANES = 16
 """Uniforms reserved per position and purpose: rank j of siblings drawn at one node uses lane j."""
 
 
@@ -41,8 +41,8 @@ class Draws:
         Raises:
             ValueError: if ``lane`` is not below 16.
         """
-        if not 0 <= lane < _LANES:
-            raise ValueError(f"lane {lane} must be below {_LANES}")
+        if not 0 <= lane < LANES:
+            raise ValueError(f"lane {lane} must be below {LANES}")
         return self._table(purpose, positions.device)[positions, lane]
 
     def _table(self, purpose: Purpose, device: torch.device) -> Tensor:
@@ -50,8 +50,8 @@ class Draws:
             digest = hashlib.sha256(f"{self._key}\x1f{purpose}".encode()).digest()
             stream = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
             # The raw 64-bit stream is part of numpy's compatibility promise; the float methods are not.
-            bits = stream.random_raw(self._positions * _LANES) >> np.uint64(11)
-            table = torch.from_numpy(bits * 2.0**-53).view(self._positions, _LANES)
+            bits = stream.random_raw(self._positions * LANES) >> np.uint64(11)
+            table = torch.from_numpy(bits * 2.0**-53).view(self._positions, LANES)
             self._tables[purpose, device] = table.to(device)
         return self._tables[purpose, device]
 

@@ -58,13 +58,13 @@ class SpS:
         self._vocab = target.vocab
         source = source_of(config.weights, "sps")
         dtype = str(target.dtype).removeprefix("torch.")
-        loaded = load_model(source, dtype=dtype, device=str(target.head_device))
+        loaded = load_model(source, dtype=dtype, device=str(target.head_device), setting="methods.sps.weights")
         _check_same_tokens(tokenizer, loaded.tokenizer, source.id)
         self.draft = loaded.target
         self.max_rows = (config.num_draft if config.schedule == "constant" else _LONGEST) + 1
 
     def begin(self, request: Request, prefill: Prefill) -> None:
-        prompt = torch.tensor(request.prompt_ids, device=self.draft.device)
+        prompt = self._known(torch.tensor(request.prompt_ids, device=self.draft.device))
         capacity = len(request.prompt_ids) + request.max_new_tokens + self.max_rows
         self.draft.prefill(prompt, capacity=capacity)
         self._gamma = self._config.num_draft
@@ -98,10 +98,14 @@ class SpS:
             grown = min(self._gamma + 2, _LONGEST) if accepted == self._gamma else self._gamma - 1
             self._gamma = max(grown, 1)
 
+    def _known(self, tokens: Tensor) -> Tensor:
+        """A target may be padded past its tokenizer, the draft less so: such an id reads as the draft's last."""
+        return tokens.clamp(max=self.draft.vocab - 1)
+
     def _feed(self, tokens: Tensor) -> Tensor:
         """Run tokens into the draft's cache; the logits after the last, over the target's vocabulary."""
         tree = chain(tokens.shape[0] - 1, self.draft.device)
-        hidden = self.draft.forward(tokens, tree.depths, tree.mask)
+        hidden = self.draft.forward(self._known(tokens), tree.depths, tree.mask)
         self.draft.cache.length += tokens.shape[0]
         logits = self.draft.logits(hidden[-1:])[:, : self._vocab]
         short = self._vocab - logits.shape[1]

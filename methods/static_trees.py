@@ -45,6 +45,24 @@ TREES = {
 }
 
 
+def fitted(tree: str, method: str, *, widest: int) -> tuple[tuple[int, ...], ...]:
+    """``paths`` for a drafter whose nodes have at most ``widest`` children.
+
+    Raises:
+        ConfigError: naming the method's setting.
+    """
+    try:
+        found = paths(tree)
+    except ConfigError as error:
+        raise ConfigError(f"methods.{method}.tree: {error}") from None
+    most = max(path[-1] for path in found) + 1
+    if most > widest:
+        raise ConfigError(
+            f"methods.{method}.tree={tree!r} gives a node {most} children; at most {widest} are possible here"
+        )
+    return found
+
+
 @lru_cache(maxsize=32)
 def paths(tree: str) -> tuple[tuple[int, ...], ...]:
     """The rank paths of a named tree, or of one written out in the notation above, sorted by (depth, path).
@@ -54,16 +72,16 @@ def paths(tree: str) -> tuple[tuple[int, ...], ...]:
     """
     text = TREES.get(tree, tree)
     root, bar, rest = text.partition("|")
-    if not bar or not root.strip().isdigit():
+    if not bar or not root.strip().isdigit() or int(root) < 1:
         raise ConfigError(f"tree {tree!r} is not known; choose {', '.join(TREES)}, or write one out as '3 | 0:2 1:1'")
     nodes: set[tuple[int, ...]] = {(rank,) for rank in range(int(root))}
     for entry in sorted(rest.split(), key=lambda entry: entry.count("/")):
         name, _, count = entry.partition(":")
-        try:
-            parent, children = tuple(int(rank) for rank in name.split("/")), int(count)
-        except ValueError:
-            raise ConfigError(f"tree entry {entry!r} is not of the form 0/1:2") from None
+        ranks = name.split("/")
+        if not count.isdigit() or not all(rank.isdigit() for rank in ranks):
+            raise ConfigError(f"tree entry {entry!r} is not of the form 0/1:2")
+        parent = tuple(int(rank) for rank in ranks)
         if parent not in nodes:
             raise ConfigError(f"tree entry {entry!r} gives children to a node that does not exist")
-        nodes |= {(*parent, rank) for rank in range(children)}
+        nodes |= {(*parent, rank) for rank in range(int(count))}
     return tuple(sorted(nodes, key=lambda path: (len(path), path)))

@@ -19,7 +19,7 @@ from methods.target import Target
 def write_eagle(
     folder: Path, target: Target, *, bias: bool = True, scale: float = 0.3, kv_heads: int | None = None
 ) -> Path:
-    """``pytorch_model.bin`` in float32, as the Vicuna and LLaMA2 heads are stored; ``bias=False`` as the LLaMA3 ones."""
+    """``pytorch_model.bin`` in float32, as the Vicuna and LLaMA2 heads are; ``bias=False`` as the LLaMA3 ones."""
     config = target.model.config
     hidden, inner, heads = target.hidden, config.intermediate_size, config.num_attention_heads
     head_dim, kv = hidden // heads, kv_heads or config.num_key_value_heads
