@@ -149,7 +149,8 @@ def unpack_wheel(source: Source) -> Path:
     if folder.is_dir():
         return folder
     path = _file_of_wheel(source)
-    digest = hashlib.file_digest(path.open("rb"), "sha256").hexdigest()
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if source.sha256 and digest != source.sha256:
         raise ConfigError(f"{path.name} has sha256 {digest}, expected {source.sha256}; reinstall {source.id}")
     log.info("dequantizing %s once into %s", path.name, folder)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from methods.base import ConfigError
 from methods.cache import KVCache
+from methods.sampling import check_finite
 
 
 class Target:
@@ -42,6 +43,8 @@ class Target:
         self.hidden = int(config.hidden_size)
         self.context = _context(config, context)
         self.cache = KVCache(int(config.num_hidden_layers))
+        # SDPA takes a boolean mask as it is; eager attention adds whatever it is given to the scores.
+        self._adds_mask = config._attn_implementation == "eager"
         self._check_head()
 
     @property
@@ -89,13 +92,18 @@ class Target:
         positions = (offsets + past).clamp_(max=self.context - 1)
         if tokens.shape[0] == 1:
             return self._run(tokens, positions, None)  # no mask: keeps the fastest attention kernel
-        seen = mask.new_ones(mask.shape[0], past)
-        return self._run(tokens, positions, torch.cat([seen, mask], 1)[None, None])
+        seen = torch.cat([mask.new_ones(mask.shape[0], past), mask], 1)[None, None]
+        return self._run(tokens, positions, self._additive(seen) if self._adds_mask else seen)
 
     def logits(self, hidden: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
         """The output head, in the model's dtype."""
         logits: Tensor = self._head(hidden.to(self.head_device))
         return logits
+
+    def _additive(self, mask: Tensor) -> Tensor:
+        """0 where a key is seen, the dtype's lowest number where not: minus infinity would make NaN of an empty row."""
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, lowest)
 
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         hidden: Tensor = self._base(
@@ -115,7 +123,10 @@ class Target:
         ours = self.logits(self._run(ids, ids, None)).float()
         theirs = self.model(input_ids=ids[None], use_cache=False).logits[0].float()
         self.cache.reset(0)
-        if not torch.allclose(ours, theirs.to(ours.device), rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+        check_finite(theirs, "after the first tokens of this model: its weights hold NaN or infinity")
+        if getattr(self.model.config, "final_logit_softcapping", None) or not torch.allclose(
+            ours, theirs.to(ours.device), rtol=1e-2, atol=1e-2 * float(theirs.abs().max())
+        ):
             raise ConfigError(
                 f"{type(self.model).__name__} changes its logits after the output head; only models whose logits are "
                 "head(last hidden state) are supported, such as Llama, Qwen2 and Mistral"

@@ -99,7 +99,6 @@ MISTAKES = {
     "measure=quik": "unknown measure 'quik'; did you mean 'quick'?",
     "profile=embeded": "unknown profile 'embeded'; did you mean 'embedded'?",
     "+task.shuffle=true": "settings can be changed, not added",
-    "profile=embeded": "unknown profile 'embeded'; did you mean 'embedded'?",
     "table=tabel1": "unknown table 'tabel1'; did you mean 'table1'?",
     "methd=pld": "unknown setting 'methd'; did you mean 'method",
     "taks.count=3": "unknown setting 'taks.count'",
