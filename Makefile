@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.stamp
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint reproduce-table1 report bench clean
+.PHONY: help setup test test-full lint reproduce-table1 report bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -25,6 +25,10 @@ setup: $(STAMP) ## Make .venv with pinned versions and the small model
 test: $(STAMP) ## Run the tests (about four minutes on two cores)
 	@echo "testing"
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
+
+test-full: $(STAMP) ## The losslessness tests at full size: 512 prompts a method, 200,000 draws a law (an hour)
+	@echo "testing losslessness at full size"
+	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --timeout 0 tests/test_matrix.py tests/test_law_draws.py $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and the import contracts
 	@echo "linting"

@@ -20,6 +20,10 @@ RESAMPLES = 2000
 """Bootstrap resamples: the interval's ends then move by about a tenth of its half-width between seeds."""
 
 
+FEW = 10
+"""Below this many questions a percentile bootstrap is known to be too narrow, whatever it says."""
+
+
 @dataclass(frozen=True)
 class Sums:
     """Per-question sums of one method beside vanilla in the same blocks; each array ``[questions]``.
@@ -145,6 +149,8 @@ def verdict(one: Estimate, questions: int, bound: float = 0.10) -> str:
     if one.low is None or one.high is None:
         return f"{questions} question: no interval"
     half = (one.high - one.low) / 2 / one.value if one.value else float("inf")
+    if half <= bound and questions < FEW:
+        return f"±{half:.1%}, but {questions} questions are too few to trust an interval"
     if half <= bound:
         return f"stable: ±{half:.1%}"
     # The half-width falls with the square root of the number of questions.

@@ -209,7 +209,8 @@ def test_verdicts_say_in_words_whether_a_number_is_stable() -> None:
     assert verdict(Estimate(2.0, 1.81, 2.19, none), 80) == "stable: ±9.5%"
     text = verdict(Estimate(2.0, 1.2, 2.8, none), 6)
     assert text == "6 questions: too few for ±10% (±40.0%; about 96 would do)"
-    assert verdict(Estimate(2.0, 1.2, 2.8, none), 6, bound=0.4) == "stable: ±40.0%"
+    assert verdict(Estimate(2.0, 1.2, 2.8, none), 60, bound=0.4) == "stable: ±40.0%"
+    assert verdict(Estimate(2.0, 1.9, 2.1, none), 3) == "±5.0%, but 3 questions are too few to trust an interval"
     assert verdict(Estimate(2.0, None, None, none), 1) == "1 question: no interval"
 
 

@@ -8,6 +8,7 @@ settings to ``SETTINGS`` and, if it needs weights, a function to ``WEIGHTS`` tha
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ from methods.target import Target
 MATRIX_VOCAB = 24
 EOS = 7
 NEW_TOKENS = 24
-PROMPTS_EACH = 52
+FULL = "DRAFTBENCH_FULL" in os.environ
+"""``make test-full``: a deeper model and ten times the prompts."""
+
+PROMPTS_EACH = 512 if FULL else 52
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -91,7 +95,7 @@ CELLS = [(name, setting) for name, settings in SETTINGS.items() for setting in s
 @pytest.fixture(scope="module")
 def small() -> Target:
     """Two layers are enough to mix positions, and let every method run 200 prompts."""
-    return Target(tiny_llama(layers=2, vocab_size=MATRIX_VOCAB))
+    return Target(tiny_llama(layers=7 if FULL else 2, vocab_size=MATRIX_VOCAB))
 
 
 @pytest.fixture(scope="module")
