@@ -6,9 +6,9 @@ written whole or not at all, so each ratio compares runs made minutes apart on t
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +32,8 @@ class Session:
     """One process's work: keeps the model between cells, and remembers what is warm."""
 
     def __init__(self) -> None:
-        self.name = f"{wall_time().replace(':', '')}-{os.getpid()}"
+        # Two sessions of one process can start within a second, and two hosts can share a process id.
+        self.name = f"{wall_time().replace(':', '')}-{uuid.uuid4().hex[:8]}"
         self._model: Model | None = None
         self._loaded: Loaded | None = None
         self._drafters: dict[str, Drafter] = {}

@@ -53,7 +53,8 @@ def main() -> int:
     differ = []
     for task in options.tasks:
         setup = setup_of_task(options.model, task, options.per_task)
-        for question in tqdm(tasks.load(setup.task), desc=task):
+        bar = tqdm(tasks.load(setup.task), desc=task)
+        for question in bar:
             for name in options.decode:
                 ids = prompts.render(loaded.tokenizer, setup.model.template, question.turns, [])
                 request = Request(ids, options.tokens, loaded.eos_ids, DECODES[name], f"{task}/{question.id}")
@@ -63,6 +64,7 @@ def main() -> int:
                     counts[f"{method} {task} {name}"] = [same + (tokens == expected), total + 1]
                     if tokens != expected:
                         differ.append(f"{method} {name} {task}/{question.id}")
+            bar.set_postfix(differ=len(differ))
     for key, (same, total) in counts.items():
         print(f"{key}: {same}/{total} identical")
     print(json.dumps({"dtype": options.dtype, "tokens": options.tokens, "counts": counts, "differ": differ}))
