@@ -43,7 +43,7 @@ def released() -> Sums:
     return sums(blocks, "eagle")
 
 
-def test_the_paper_s_estimator_gives_the_paper_s_number_on_its_released_run() -> None:
+def test_item_11_the_paper_s_estimator_gives_the_paper_s_number_on_its_released_run() -> None:
     data = released()
     assert (data.questions, data.turns.sum()) == (80, 160)
     assert round(float(ESTIMATORS["tau_paper"](data)), 3) == 3.806, "the paper prints 3.81"

@@ -131,7 +131,7 @@ def test_a_thousand_trees_are_the_papers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_the_papers_settings_60_of_510_nodes_are_chosen_in_at_most_6_levels(kind: str) -> None:
+def test_item_6_at_the_papers_settings_60_of_510_nodes_are_chosen_in_at_most_6_levels(kind: str) -> None:
     law = made_up_law(kind, 40, seed=1)
     for total in (60, 59, 50, 48):  # the paper's two readings for 7B, then 13B and 70B
         config = Eagle2Config(total_tokens=total)
@@ -154,7 +154,7 @@ def test_no_more_nodes_are_asked_for_than_there_are() -> None:
 
 @pytest.mark.parametrize("vocab", [3, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_the_whole_vocabulary_the_tree_is_the_likeliest_of_all_paths(kind: str, vocab: int) -> None:
+def test_item_7_with_the_whole_vocabulary_the_tree_is_the_likeliest_of_all_paths(kind: str, vocab: int) -> None:
     """The likeliest m of *all* paths: two levels deep for any m; six deep for m <= top_k, for then no frontier is too
     narrow (a path's prefixes are as likely as itself, so they are among the m as well)."""
     law = made_up_law(kind, vocab, seed=vocab)

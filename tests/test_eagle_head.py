@@ -63,7 +63,7 @@ def commit(head: EagleHead, features: Tensor, tokens: list[int]) -> None:
 
 @pytest.mark.parametrize("theta", [None, 500000.0, 100.0])
 @pytest.mark.parametrize(("bias", "kv_heads"), [(True, 2), (False, 1), (True, 4), (False, 2)])
-def test_the_forward_is_the_papers_equations(
+def test_item_2_the_forward_is_the_papers_equations(
     target: Target, tmp_path: Path, bias: bool, kv_heads: int, theta: float | None
 ) -> None:
     """Embedding first, no input norm, the residual of the fc output as it is, no final norm, pair i at position i."""
@@ -153,7 +153,7 @@ def test_the_target_s_own_embedding_feeds_the_head(target: Target, folder: Path,
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_pairs_that_come_in_several_passes_are_one_text(target: Target, folder: Path, seed: int) -> None:
+def test_item_3_pairs_that_come_in_several_passes_are_one_text(target: Target, folder: Path, seed: int) -> None:
     dice = random.Random(seed)
     head, slow = EagleHead(str(folder), "eagle", target), SlowEagle(folder, target)
     features, tokens = pairs(target, 25, seed)
@@ -212,7 +212,7 @@ def test_a_drafted_row_is_the_head_run_on_its_own_path_as_text(target: Target, f
         ("eagle2", {"total_tokens": 12, "depth": 4, "top_k": 4}),
     ],
 )
-def test_in_every_cycle_the_cache_holds_the_true_pairs_of_the_text_and_nothing_else(
+def test_item_10_in_every_cycle_the_cache_holds_the_true_pairs_of_the_text_and_nothing_else(
     target: Target, folder: Path, name: str, knobs: dict[str, object], temperature: float
 ) -> None:
     drafter = methods.load(name, {"weights": str(folder), **knobs}, target)

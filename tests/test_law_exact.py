@@ -120,7 +120,7 @@ def error(rule: Rejection, kind: str, sampling: Sampling, seed: int = 0) -> floa
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("kind", RULES)
-def test_the_law_of_three_tokens_is_exactly_the_targets(kind: str, setting: str) -> None:
+def test_item_9_the_law_of_three_tokens_is_exactly_the_targets(kind: str, setting: str) -> None:
     assert error(RULES[kind], kind, SETTINGS[setting]) < 1e-12
 
 

@@ -148,7 +148,7 @@ def test_every_registered_method_is_in_the_matrix() -> None:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("name", "sampling"), EQUAL, ids=["-".join(pair) for pair in EQUAL])
-def test_the_text_is_the_models_own_token_for_token(
+def test_item_8_the_text_is_the_models_own_token_for_token(
     small: Target,
     drafter: Callable[[str, str], Drafter],
     reference: Callable[[str], list[list[int]]],

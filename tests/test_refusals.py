@@ -109,7 +109,7 @@ def test_a_head_of_another_model_is_told_by_its_sizes(
     assert ours in said.removeprefix(str(folder))
 
 
-def test_sizes_are_checked_in_the_tensors_as_well_as_in_the_config(target: Target, tmp_path: Path) -> None:
+def test_item_1_sizes_are_checked_in_the_tensors_as_well_as_in_the_config(target: Target, tmp_path: Path) -> None:
     folder = write_eagle(tmp_path, target)
     edited(folder / FILES["eagle"], lambda tensors: tensors.update({"fc.weight": torch.zeros(32, 32)}))
     assert "fc.weight has shape [32, 32], the target needs [32, 64]" in refusal("eagle", str(folder), target)
@@ -125,7 +125,7 @@ def test_a_head_of_eagle_3_is_called_by_its_name(target: Target, tmp_path: Path,
 
 
 @pytest.mark.parametrize(("there", "declared", "word"), [(True, False, "there"), (False, True, "missing")])
-def test_a_bias_that_the_config_denies_or_promises_is_a_contradiction(
+def test_item_1_a_bias_that_the_config_denies_or_promises_is_a_contradiction(
     target: Target, tmp_path: Path, there: bool, declared: bool, word: str
 ) -> None:
     folder = write_eagle(tmp_path, target, bias=there)

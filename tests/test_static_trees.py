@@ -22,7 +22,7 @@ def depths(nodes: tuple[tuple[int, ...], ...]) -> list[int]:
     return [count for _, count in sorted(Counter(map(len, nodes)).items())]
 
 
-def test_the_tree_of_eagle_has_25_nodes_in_5_levels_and_15_leaves() -> None:
+def test_item_5_the_tree_of_eagle_has_25_nodes_in_5_levels_and_15_leaves() -> None:
     nodes = paths("eagle_25")
     assert len(nodes) == 25
     assert depths(nodes) == [4, 8, 8, 3, 2]

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @settings(max_examples=30)
 @given(parent_lists(max_size=10), st.integers(1, 30), st.integers(0, 999))
-def test_a_tree_forward_equals_one_plain_forward_per_path(
+def test_item_4_a_tree_forward_equals_one_plain_forward_per_path(
     target: Target, parents: list[int], past: int, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
