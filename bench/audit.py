@@ -42,7 +42,9 @@ def gaps(target: Target, request: Request, output_ids: Sequence[int], *, keyed: 
             gap = _below_maximum(logits, emitted[part])
         else:
             uniform = draws.uniform("target", positions[part]) if keyed else None
-            gap = _outside_interval(logits, emitted[part], request.sampling, uniform)
+            # Without a draw to compare, a token at the edge of top-p or top-k must not fail for its rounding.
+            sampling = request.sampling if keyed else Sampling(request.sampling.temperature)
+            gap = _outside_interval(logits, emitted[part], sampling, uniform)
         found += gap.tolist()
     return [(index, gap) for index, gap in enumerate(found) if gap > 0]
 

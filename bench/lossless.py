@@ -23,22 +23,28 @@ NEAR_TIE = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Turns by outcome; ``unchecked`` ones differ from vanilla and no audit was recorded."""
+    """Turns by outcome; ``unchecked`` ones differ from vanilla and no audit was recorded.
+
+    ``by_law`` ones come from a rejection rule at T>0: such a method draws for itself, so its tokens differ from
+    vanilla's, and its losslessness is a matter of law, which the tests of the distribution establish.
+    """
 
     identical: int
     near_tie: int
     violations: int
     unchecked: int
     largest_gap: float
+    by_law: int = 0
 
     @property
     def ok(self) -> bool:
         return self.violations == 0
 
     def __str__(self) -> str:
-        turns = self.identical + self.near_tie + self.violations + self.unchecked
+        turns = self.identical + self.near_tie + self.violations + self.unchecked + self.by_law
         parts = [f"identical {self.identical}/{turns}"]
         parts += [f"near-tie {self.near_tie}"] * bool(self.near_tie)
+        parts += [f"own draws {self.by_law}"] * bool(self.by_law)
         parts += [f"not audited {self.unchecked}"] * bool(self.unchecked)
         parts += [f"VIOLATION {self.violations}"] * bool(self.violations)
         return ", ".join(parts)
@@ -47,7 +53,7 @@ class Verdict:
 def judge(blocks: Iterable[dict[str, Any]], method_id: str, dtype: str, *, greedy: bool) -> Verdict:
     """Judge every turn of a method against vanilla's turn of the same block and against its own audit."""
     bound = NEAR_TIE[dtype][0 if greedy else 1]
-    identical = near_tie = violations = unchecked = 0
+    identical = near_tie = violations = unchecked = by_law = 0
     largest = 0.0
     for block in blocks:
         runs = {run["method_id"]: run["turns"] for run in block["runs"]}
@@ -60,8 +66,10 @@ def judge(blocks: Iterable[dict[str, Any]], method_id: str, dtype: str, *, greed
                 violations += 1
             elif turn["output_ids"] == vanilla["output_ids"]:
                 identical += 1
+            elif not turn.get("keyed", True):
+                by_law += 1
             elif "gaps" in turn:
                 near_tie += 1
             else:
                 unchecked += 1
-    return Verdict(identical, near_tie, violations, unchecked, largest)
+    return Verdict(identical, near_tie, violations, unchecked, largest, by_law)

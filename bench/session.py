@@ -56,8 +56,8 @@ class Session:
                 if not work:
                     continue
                 store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
-                store.write_session(self.name, {"hardware": hardware.describe(), "provenance": provenance.describe()})
                 drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
+                store.write_session(self.name, {"hardware": self._hardware(), "provenance": provenance.describe()})
                 try:
                     self._run_cell(cell, work, drafters, store)
                     finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
@@ -69,6 +69,11 @@ class Session:
                     failed.append(cell.name)
                     tqdm.write(f"{cell.name} failed: {facts['error']}", file=sys.stderr)
         return failed
+
+    def _hardware(self) -> dict[str, Any]:
+        assert self._loaded is not None
+        ran_on = {"device": str(self._loaded.target.device), "threads": torch.get_num_threads()}
+        return hardware.describe() | ran_on
 
     def _ready(self, cell: Cell) -> dict[str, Drafter]:
         """Load what the cell needs and is not loaded yet."""
@@ -185,7 +190,8 @@ class _Block:
             "peak_bytes": _peak_bytes(loaded),
         }
         if cell.measure.audit:
-            record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=not drafter.rejection)
+            record["keyed"] = request.sampling.greedy or not drafter.rejection
+            record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=record["keyed"])
         return record
 
 

@@ -37,6 +37,7 @@ class Report:
     holes: list[str]
     machine: str
     settings: dict[str, dict[str, Any]]
+    protocol: str
 
 
 def collect(cells: Sequence[Cell], results: Path) -> Report:
@@ -93,7 +94,7 @@ def collect(cells: Sequence[Cell], results: Path) -> Report:
         if tasks > 1 and len(lists["tau_micro"]) == tasks:
             rows.append(_row(group, MEAN, {key: mean(ones) for key, ones in lists.items()}))
     settings = {name: knobs for cell in cells for name, knobs in cell.methods.items()}
-    return Report(pd.DataFrame(rows), holes, next(iter(machines), "no records"), settings)
+    return Report(pd.DataFrame(rows), holes, next(iter(machines), "no records"), settings, _protocol(cells))
 
 
 def markdown(report: Report, title: str) -> str:
@@ -118,7 +119,7 @@ def caption(report: Report) -> str:
         "come from a percentile bootstrap over questions; mean is the unweighted mean over tasks. A turn is identical "
         "if it has vanilla's tokens, a near-tie if it differs only where the target's own choice is within rounding."
         "\n\n"
-        f"Machine: {report.machine}."
+        f"Machine: {report.machine}. {report.protocol}"
     )
     for name, knobs in report.settings.items():
         shown = ", ".join(f"{key}={value}" for key, value in knobs.items())
@@ -126,6 +127,18 @@ def caption(report: Report) -> str:
     if report.holes:
         text += "\n\nHoles:\n" + "\n".join(f"- {hole}" for hole in report.holes)
     return text
+
+
+def _protocol(cells: Sequence[Cell]) -> str:
+    """Which questions, decoded how: a benchmark's name at the head of a column does not say either."""
+    tasks = {f"{cell.task.name} {len(cell.questions)} {cell.task.source}" for cell in cells}
+    decodes = {
+        f"{cell.decode.name}: T={cell.decode.temperature:g}, top_p={cell.decode.top_p:g}, top_k={cell.decode.top_k}, "
+        f"{cell.decode.max_new_tokens} new tokens, seed {cell.decode.seed}"
+        for cell in cells
+    }
+    measures = {f"measure={cell.measure.name}, history={cell.measure.history}" for cell in cells}
+    return f"Questions: {', '.join(sorted(tasks))}. {'; '.join(sorted(decodes))}. {'; '.join(sorted(measures))}."
 
 
 def write(report: Report, table: Table, results: Path) -> list[Path]:

@@ -55,7 +55,7 @@ class Checkpoint:
         self.path = _first_file(folder, tuple(files), method)
         self.tensors = read_tensors(self.path)
 
-    def check(self, expected: Shapes, *, ignored: Iterable[str] = (), hint: str = "") -> dict[str, Tensor]:
+    def check(self, expected: Shapes, *, ignored: Iterable[str] = ()) -> dict[str, Tensor]:
         """The expected tensors, exactly: by name and by shape. ``ignored`` names may be there and are not used.
 
         Raises:
@@ -68,10 +68,10 @@ class Checkpoint:
             parts = [f"missing {_some(missing)}"] * bool(missing) + [f"unexpected {_some(unexpected)}"] * bool(
                 unexpected
             )
-            raise self.error(f"{', '.join(parts)}{hint}")
+            raise self.error(", ".join(parts))
         for name, shape in expected.items():
             if tuple(found[name].shape) != tuple(shape):
-                raise self.error(f"{name} has shape {list(found[name].shape)}, the target needs {list(shape)}{hint}")
+                raise self.error(f"{name} has shape {list(found[name].shape)}, the target needs {list(shape)}")
         return {name: found[name] for name in expected}
 
     def error(self, what: str) -> ConfigError:

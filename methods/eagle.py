@@ -5,8 +5,8 @@ draft's own q *without replacement*, q warped as the target is, and verified by 
 (``siblings``).
 
 Deviations from SafeAILab/EAGLE: the reference takes its coins from an unseeded generator and applies no warpers to the
-last draw (PR 215), so it is lossless at T=1 only; both are right here. At the inner node of the tree just as many
-children are drawn as the tree lists (the reference draws ten and uses those).
+last draw (PR 215), so it is lossless at T=1 only; both are right here. A level draws as many
+children per node as its widest node has and uses those the tree lists (the reference draws ten everywhere).
 """
 
 from __future__ import annotations
