@@ -11,6 +11,7 @@ at all (its law is what the distribution tests establish).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -42,11 +43,15 @@ def gaps(target: Target, request: Request, output_ids: Sequence[int], *, keyed: 
             gap = _below_maximum(logits, emitted[part])
         else:
             uniform = draws.uniform("target", positions[part]) if keyed else None
-            # Without a draw to compare, a token at the edge of top-p or top-k must not fail for its rounding.
-            sampling = request.sampling if keyed else Sampling(request.sampling.temperature)
+            sampling = request.sampling if keyed else _widened(request.sampling)
             gap = _outside_interval(logits, emitted[part], sampling, uniform)
         found += gap.tolist()
     return [(index, gap) for index, gap in enumerate(found) if gap > 0]
+
+
+def _widened(sampling: Sampling) -> Sampling:
+    """Without a draw to compare, a token just past the edge of top-p or top-k may be there by rounding: look further."""
+    return replace(sampling, top_p=(1 + sampling.top_p) / 2, top_k=2 * sampling.top_k)
 
 
 def _below_maximum(logits: Float[Tensor, "n vocab"], emitted: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
