@@ -50,7 +50,7 @@ def gaps(target: Target, request: Request, output_ids: Sequence[int], *, keyed: 
 
 
 def _widened(sampling: Sampling) -> Sampling:
-    """Without a draw to compare, a token just past the edge of top-p or top-k may be there by rounding: look further."""
+    """Without a draw to compare, a token just past the edge of top-p or top-k may be there by rounding."""
     return replace(sampling, top_p=(1 + sampling.top_p) / 2, top_k=2 * sampling.top_k)
 
 
