@@ -18,10 +18,11 @@ _GRAIN = 256
 
 
 class KVCache:
-    """Keys and values of ``layers`` layers, each ``[1, kv_heads, capacity, head_dim]``; batch 1.
+    """Keys and values of ``layers`` layers, each ``[batch, kv_heads, capacity, head_dim]``.
 
-    Buffers are made at the first ``update``, from what the layer itself hands over: that settles the number of KV
-    heads (GQA), the head size, the dtype and the device (``device_map``) without reading any config.
+    Decoding has batch 1; training reads and writes many texts at once, all of one length. Buffers are made at the
+    first ``update``, from what the layer itself hands over: that settles the batch, the number of KV heads (GQA), the
+    head size, the dtype and the device (``device_map``) without reading any config.
     """
 
     is_compileable = False
@@ -32,6 +33,10 @@ class KVCache:
         self.capacity = 0
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
+
+    @property
+    def layer_count(self) -> int:
+        return len(self._keys)
 
     def reset(self, capacity: int) -> None:
         """Forget everything and make room for ``capacity`` rows."""
@@ -53,8 +58,8 @@ class KVCache:
         if end > self.capacity:
             raise IndexError(f"cache of {self.capacity} rows cannot take rows up to {end}")
         keys, values = self._keys[layer_idx], self._values[layer_idx]
-        if keys is None or values is None:
-            shape = (1, key_states.shape[1], self.capacity, key_states.shape[3])
+        if keys is None or values is None or keys.shape[0] != key_states.shape[0]:
+            shape = (key_states.shape[0], key_states.shape[1], self.capacity, key_states.shape[3])
             keys = self._keys[layer_idx] = key_states.new_empty(shape)
             values = self._values[layer_idx] = value_states.new_empty((*shape[:3], value_states.shape[3]))
         keys[:, :, self.length : end] = key_states
@@ -74,6 +79,13 @@ class KVCache:
                 kept_rows = buffer.index_select(2, source[buffer.device])
                 buffer[:, :, self.length : self.length + kept] = kept_rows
         self.length += kept
+
+    def select(self, texts: Tensor) -> None:
+        """Keep these texts of the batch, in this order."""
+        for buffers in (self._keys, self._values):
+            for layer, buffer in enumerate(buffers):
+                assert buffer is not None
+                buffers[layer] = buffer.index_select(0, texts.to(buffer.device))
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """The committed keys and values of a layer, each ``[kv_heads, length, head_dim]``."""

@@ -51,7 +51,7 @@ class Checkpoint:
         self.method = method
         self.source = source_of(weights, method)
         folder = fetch(self.source)
-        self.config = _read_config(folder)
+        self.config = read_config(folder / "config.json")
         self.path = _first_file(folder, tuple(files), method)
         self.tensors = read_tensors(self.path)
 
@@ -102,8 +102,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
+def read_config(path: Path) -> dict[str, Any]:
+    """A ``config.json``; empty where there is none.
+
+    Raises:
+        ConfigError: if it is not JSON.
+    """
     if not path.exists():
         return {}
     try:

@@ -27,9 +27,11 @@ from methods.tree import from_list, inner_levels, parents_of_paths
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``weights``: the head."""
+    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``draft_vocab``: see ``methods.draft_vocab``;
+    ``weights``: the head."""
 
     tree: str = "eagle_25"
+    draft_vocab: int = 0
     weights: Any = None
 
 
@@ -41,7 +43,8 @@ class Eagle:
 
     def __init__(self, config: EagleConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "eagle", widest=min(target.vocab, LANES))
-        self._head = EagleHead(config.weights, "eagle", target)
+        widest = max(path[-1] for path in nodes) + 1
+        self._head = EagleHead(config.weights, "eagle", target, draft_vocab=config.draft_vocab, widest=widest)
         self._device = target.head_device
         parents = parents_of_paths(nodes)
         self._tree = from_list(parents, self._device)
@@ -62,11 +65,11 @@ class Eagle:
                 drafted += level.inner
                 seen = self._tree.mask[level.inner][:, drafted]
                 feature = self._head.extend(tokens[level.inner], features[level.inner], seen)
-            logits = self._head.logits(feature)
+            logits = self._head.draft.logits(feature)
             if context.sampling.greedy:
-                drawn = top(logits.float(), level.width)[1]
+                drawn = self._head.draft.tokens(top(logits.float(), level.width)[1])
             else:
-                q = distribution(logits, context.sampling)
+                q = distribution(self._head.draft.spread(logits), context.sampling)
                 drawn = self._draw(q, context, depth, level.width)
                 qs.append(q)
                 q_nodes += level.inner

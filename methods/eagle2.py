@@ -42,6 +42,7 @@ class Eagle2Config:
     expand: str = "value"
     rerank: bool = True
     rerank_by: str = "value"
+    draft_vocab: int = 0
     weights: Any = None
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class Eagle2:
         if config.top_k > target.vocab:
             raise ConfigError(f"methods.eagle2.top_k={config.top_k} exceeds the vocabulary of {target.vocab}")
         self._config = config
-        self._head = EagleHead(config.weights, "eagle2", target)
+        self._head = EagleHead(config.weights, "eagle2", target, draft_vocab=config.draft_vocab, widest=config.top_k)
         self.max_rows = config.nodes + 1
 
     def begin(self, request: Request, prefill: Prefill) -> None:
@@ -103,7 +104,8 @@ class Eagle2:
         """Grow the pool: top_k nodes at the first level, top_k * top_k at each of the others."""
         k, depth = self._config.top_k, self._config.depth
         feature = self._head.catch_up()
-        value, tokens = top(log_distribution(self._head.logits(feature))[0], k)
+        value, columns = top(log_distribution(self._head.draft.logits(feature))[0], k)
+        tokens = self._head.draft.tokens(columns)
         pools = [(tokens, value, value, torch.full_like(tokens, -1))]
         frontier = torch.arange(k, device=tokens.device)  # pool indices of the nodes to expand
         frontiers = [frontier]
@@ -112,7 +114,8 @@ class Eagle2:
         starts = [0]
         for _ in range(depth - 1):
             output = self._head.extend(tokens, features, seen)
-            confidence, children = top(log_distribution(self._head.logits(output)), k)
+            confidence, columns = top(log_distribution(self._head.draft.logits(output)), k)
+            children = self._head.draft.tokens(columns)
             cumulative = value[:, None] + confidence
             starts.append(starts[-1] + pools[-1][0].shape[0])
             pools.append(

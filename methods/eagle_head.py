@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from methods.base import Outcome, Prefill, Request
 from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
+from methods.draft_vocab import DraftHead
 from methods.target import Target
 
 _FILES = ("pytorch_model.bin", "model.safetensors")
@@ -31,9 +32,9 @@ _FILES = ("pytorch_model.bin", "model.safetensors")
 class EagleHead:
     """A loaded head and its ``cache`` of true pairs, as many after ``catch_up`` as the target has rows."""
 
-    def __init__(self, weights: Any, method: str, target: Target) -> None:
+    def __init__(self, weights: Any, method: str, target: Target, *, draft_vocab: int, widest: int) -> None:
         checkpoint = Checkpoint(weights, method, _FILES)
-        self._target = target
+        self.draft = DraftHead(target, checkpoint, draft_vocab, widest)
         self._layer, self._rotary, self._fc = _build(checkpoint, target)
         self._embedding = target.embedding.to(target.head_device)
         self.cache = KVCache(1)
@@ -84,10 +85,6 @@ class EagleHead:
         """Forget the draft rows; only true pairs survive a cycle."""
         self.cache.length = self._true
 
-    def logits(self, features: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        """The target's own output head on predicted features."""
-        return self._target.logits(features)
-
     def _run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         embedded = nn.functional.embedding(tokens, self._embedding)
         x = self._fc(torch.cat([embedded, features], -1))[None]
@@ -132,8 +129,9 @@ def _build(checkpoint: Checkpoint, target: Target) -> tuple[Any, Any, nn.Linear]
         fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=has_bias)
     shapes = {f"layers.0.{name}": tuple(p.shape) for name, p in layer.named_parameters()}
     shapes |= {f"fc.{name}": tuple(p.shape) for name, p in fc.named_parameters()}
-    # The stored embedding is a frozen copy of the target's; drafting uses the target's own.
-    shapes["embed_tokens.weight"] = (target.vocab, target.hidden)
+    # A stored embedding is a frozen copy of the target's; drafting uses the target's own, so a head may come without.
+    if "embed_tokens.weight" in checkpoint.tensors:
+        shapes["embed_tokens.weight"] = (target.vocab, target.hidden)
     tensors = checkpoint.check(shapes)
     device = target.head_device
     cast = {name: tensor.to(device, target.dtype) for name, tensor in tensors.items() if name != "embed_tokens.weight"}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
+from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
 from methods.sampling import top
 from methods.static_trees import fitted
@@ -40,9 +41,11 @@ _BLOCKS = {True: (3, 5, 7), False: (1, 2, 3)}
 
 @dataclass(frozen=True)
 class HydraConfig:
-    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``weights``: the heads."""
+    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``draft_vocab``: see ``methods.draft_vocab``;
+    ``weights``: the heads."""
 
     tree: str = "mc_sim_7b_63"
+    draft_vocab: int = 0
     weights: Any = None
 
 
@@ -56,7 +59,9 @@ class Hydra:
         nodes = fitted(config.tree, "hydra", widest=target.vocab)
         parents = parents_of_paths(nodes)
         checkpoint = Checkpoint(config.weights, "hydra", ("hydra_lm_head.pt",))
-        self._heads = _load_heads(checkpoint, target)
+        widest = max(path[-1] for path in nodes) + 1
+        self._draft = DraftHead(target, checkpoint, config.draft_vocab, widest)
+        self._heads = _load_heads(checkpoint, target, self._draft)
         self._prefix = PrefixLayer(checkpoint, target) if _has_prefix(checkpoint) else None
         depth = max(len(path) for path in nodes)
         if depth > len(self._heads):
@@ -82,7 +87,7 @@ class Hydra:
                 grown = torch.tensor([of_node[level.parent[node]] for node in level.inner], device=self._device)
                 inputs = torch.cat([inputs[grown], self._embed(tokens[level.inner])], 1)
                 of_node = {node: row for row, node in enumerate(level.inner)}
-            ranked = top(self._heads[depth](inputs).float(), level.width)[1]
+            ranked = self._draft.tokens(top(self._heads[depth](inputs).float(), level.width)[1])
             tokens[level.children] = ranked[level.row, level.rank]
         return Draft(tokens, self._tree)
 
@@ -95,19 +100,23 @@ class Hydra:
 
 @dataclass(frozen=True)
 class Head:
-    """One head's tensors; calling it maps ``[nodes, (k+2) hidden]`` to logits ``[nodes, vocab]``."""
+    """One head's tensors; calling it maps ``[nodes, (k+2) hidden]`` to logits ``[nodes, width]``.
+
+    ``output`` is None where the heads share the target's matrix. ``width`` is the draft vocabulary's.
+    """
 
     res: tuple[Tensor, Tensor]
     linear: tuple[Tensor, Tensor]
     block: tuple[Tensor, Tensor]
-    output: tuple[Tensor, Tensor]
+    output: tuple[Tensor, Tensor] | None
+    draft: DraftHead
 
     def __call__(self, inputs: Tensor) -> Tensor:
         linear, silu = nn.functional.linear, nn.functional.silu
         state = linear(inputs, *self.res) + silu(linear(inputs, *self.linear))
         for _ in range(3):
             state = state + silu(linear(state, *self.block))
-        return linear(state, *self.output)
+        return linear(state, *self.output) if self.output else self.draft.logits(state)
 
 
 class PrefixLayer:
@@ -156,7 +165,7 @@ def _has_prefix(checkpoint: Checkpoint) -> bool:
     return any(name.startswith(_PREFIX) for name in checkpoint.tensors)
 
 
-def _load_heads(checkpoint: Checkpoint, target: Target) -> list[Head]:
+def _load_heads(checkpoint: Checkpoint, target: Target, draft: DraftHead) -> list[Head]:
     """Check every tensor of the file, the prefix layer's too, and return the heads.
 
     Raises:
@@ -169,7 +178,10 @@ def _load_heads(checkpoint: Checkpoint, target: Target) -> list[Head]:
     head_name = "hydra_lm_head.{k}.1" if prefix else "hydra_lm_head.{k}"
     indices = {int(name.split(".")[1]) for name in checkpoint.tensors if name.startswith("hydra_mlp.")}
     count = max(indices, default=0) + 1
-    blocks = _BLOCKS[prefix]
+    own_output = f"{head_name.format(k=0)}.weight" in checkpoint.tensors
+    blocks: tuple[int, ...] = _BLOCKS[prefix]
+    if f"hydra_mlp.0.{blocks[1]}.linear.weight" not in checkpoint.tensors:
+        blocks = blocks[:1]  # our own files store what is shared once
     for k in range(count):
         for part in ("linear", "res_connection"):
             shapes[f"hydra_mlp.{k}.{mlp}.{part}.weight"] = (hidden, (k + 2) * hidden)
@@ -177,8 +189,9 @@ def _load_heads(checkpoint: Checkpoint, target: Target) -> list[Head]:
         for block in blocks:
             shapes[f"hydra_mlp.{k}.{block}.linear.weight"] = (hidden, hidden)
             shapes[f"hydra_mlp.{k}.{block}.linear.bias"] = (hidden,)
-        shapes[f"{head_name.format(k=k)}.weight"] = (vocab, hidden)
-        shapes[f"{head_name.format(k=k)}.bias"] = (vocab,)
+        if own_output:
+            shapes[f"{head_name.format(k=k)}.weight"] = (vocab, hidden)
+            shapes[f"{head_name.format(k=k)}.bias"] = (vocab,)
     if prefix:
         shapes |= _prefix_shapes(target)
     ignored = [name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")]
@@ -193,12 +206,16 @@ def _load_heads(checkpoint: Checkpoint, target: Target) -> list[Head]:
     def pair(name: str) -> tuple[Tensor, Tensor]:
         return cast[f"{name}.weight"], cast[f"{name}.bias"]
 
+    def output(name: str) -> tuple[Tensor, Tensor] | None:
+        return (draft.rows(cast[f"{name}.weight"]), draft.rows(cast[f"{name}.bias"])) if own_output else None
+
     return [
         Head(
             res=pair(f"hydra_mlp.{k}.{mlp}.res_connection"),
             linear=pair(f"hydra_mlp.{k}.{mlp}.linear"),
             block=pair(f"hydra_mlp.{k}.{blocks[0]}.linear"),
-            output=pair(head_name.format(k=k)),
+            output=output(head_name.format(k=k)),
+            draft=draft,
         )
         for k in range(count)
     ]

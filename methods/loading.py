@@ -105,7 +105,8 @@ def load_model(
 
 
 def fetch(source: Source) -> Path:
-    """The folder of a draft head: a local one as it is, a hub repository as downloaded (its cache serves offline runs).
+    """The folder of a draft head: a local one as it is, a hub repository as downloaded (its cache serves offline runs),
+    or one that came with this package (kind ``shipped``, a path under ``methods/weights``).
 
     Raises:
         ConfigError: if there is no such folder or repository.
@@ -116,8 +117,10 @@ def fetch(source: Source) -> Path:
             reason = "is a file; give its folder" if folder.exists() else "does not exist"
             raise ConfigError(f"weights folder {source.id} {reason}")
         return folder
+    if source.kind == "shipped":
+        return Path(__file__).parent / "weights" / source.id
     if source.kind != "hub":
-        raise ConfigError(f"weights of kind {source.kind!r} are not known; choose folder or hub")
+        raise ConfigError(f"weights of kind {source.kind!r} are not known; choose folder, hub or shipped")
     from huggingface_hub import snapshot_download
 
     try:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.checkpoints import Checkpoint
+from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
 from methods.sampling import top
 from methods.static_trees import fitted
@@ -31,9 +32,11 @@ from methods.tree import from_list, parents_of_paths
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``weights``: the heads."""
+    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``draft_vocab``: see ``methods.draft_vocab``;
+    ``weights``: the heads."""
 
     tree: str = "mc_sim_7b_63"
+    draft_vocab: int = 0
     weights: Any = None
 
 
@@ -45,8 +48,11 @@ class Medusa:
 
     def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "medusa", widest=target.vocab)
-        self._target = target
-        self._blocks, self._outputs = load_heads(config.weights, target)
+        checkpoint = Checkpoint(config.weights, "medusa", ("medusa_lm_head.pt",))
+        self._blocks, outputs = load_heads(checkpoint, target)
+        self._width = max(path[-1] for path in nodes) + 1
+        self._draft = DraftHead(target, checkpoint, config.draft_vocab, self._width)
+        self._outputs = [self._draft.rows(output) for output in outputs]
         depth = max(len(path) for path in nodes)
         if depth > len(self._blocks):
             raise ConfigError(f"methods.medusa.tree is {depth} deep, these weights have {len(self._blocks)} heads")
@@ -54,15 +60,14 @@ class Medusa:
         self._tree = from_list(parents_of_paths(nodes), device)
         self._head_of = torch.tensor([len(path) - 1 for path in nodes], device=device)
         self._rank_of = torch.tensor([path[-1] for path in nodes], device=device)
-        self._depth, self._width = depth, max(path[-1] for path in nodes) + 1
+        self._depth = depth
         self.max_rows = len(nodes) + 1
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         self._hidden = prefill.hidden[-1:]
 
     def propose(self, context: Context) -> Draft:
-        logits = [self._logits(k) for k in range(self._depth)]
-        ranked = top(torch.cat(logits).float(), self._width)[1]
+        ranked = self._draft.tokens(top(self._logits().float(), self._width)[1])
         root = ranked.new_full((1,), context.ids[-1])
         return Draft(torch.cat([root, ranked[self._head_of, self._rank_of]]), self._tree)
 
@@ -70,20 +75,21 @@ class Medusa:
         last = outcome.path[-1]
         self._hidden = outcome.hidden[last : last + 1]
 
-    def _logits(self, k: int) -> Tensor:
-        weight, bias = self._blocks[k]
-        hidden = self._hidden + nn.functional.silu(nn.functional.linear(self._hidden, weight, bias))
-        output = self._outputs[k]
-        return self._target.logits(hidden) if output is None else nn.functional.linear(hidden, output)
+    def _logits(self) -> Tensor:
+        """Every head's logits, a row each."""
+        linear, hidden = nn.functional.linear, self._hidden
+        states = [hidden + nn.functional.silu(linear(hidden, *block)) for block in self._blocks[: self._depth]]
+        if not self._outputs:
+            return self._draft.logits(torch.cat(states))  # one product for all heads: the matrix is read once
+        return torch.cat([linear(state, output) for state, output in zip(states, self._outputs, strict=False)])
 
 
-def load_heads(weights: Any, target: Target) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor | None]]:
-    """Residual blocks (weight, bias) and output matrices (None: the target's own), one per head.
+def load_heads(checkpoint: Checkpoint, target: Target) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
+    """Residual blocks (weight, bias) and output matrices, one per head; no matrices where the target's own is shared.
 
     Raises:
         ConfigError: for missing, unexpected or wrongly shaped tensors, and for Medusa-2, whose backbone is tuned too.
     """
-    checkpoint = Checkpoint(weights, "medusa", ("medusa_lm_head.pt",))
     if any(name.startswith(("model.", "base_model.", "lm_head.")) for name in checkpoint.tensors):
         raise checkpoint.error("it carries a tuned backbone (Medusa-2), which is another target; use Medusa-1 heads")
     indices = {int(name.split(".")[0]) for name in checkpoint.tensors if name.split(".")[0].isdigit()}
@@ -98,4 +104,4 @@ def load_heads(weights: Any, target: Target) -> tuple[list[tuple[Tensor, Tensor]
     found = checkpoint.check(shapes)
     cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in found.items()}
     blocks = [(cast[f"{k}.0.linear.weight"], cast[f"{k}.0.linear.bias"]) for k in range(heads)]
-    return blocks, [cast.get(f"{k}.1.weight") for k in range(heads)]
+    return blocks, [cast[f"{k}.1.weight"] for k in range(heads) if own_output]

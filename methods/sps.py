@@ -23,8 +23,9 @@ from torch import Tensor
 from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.checkpoints import source_of
 from methods.errors import ConfigError
-from methods.loading import load_model
+from methods.loading import Source, load_model
 from methods.sampling import distribution, draw, greedy
+from methods.shared_draft import shared_draft
 from methods.target import Target
 from methods.tree import chain
 
@@ -57,10 +58,7 @@ class SpS:
         self._config = config
         self._vocab = target.vocab
         source = source_of(config.weights, "sps")
-        dtype = str(target.dtype).removeprefix("torch.")
-        loaded = load_model(source, dtype=dtype, device=str(target.head_device), setting="methods.sps.weights")
-        _check_same_tokens(tokenizer, loaded.tokenizer, source.id)
-        self.draft = loaded.target
+        self.draft = shared_draft(source, target) or _own_draft(source, target, tokenizer)
         self.max_rows = (config.num_draft if config.schedule == "constant" else _LONGEST) + 1
 
     def begin(self, request: Request, prefill: Prefill) -> None:
@@ -110,6 +108,13 @@ class SpS:
         logits = self.draft.logits(hidden[-1:])[:, : self._vocab]
         short = self._vocab - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, short), value=-torch.inf) if short else logits
+
+
+def _own_draft(source: Source, target: Target, tokenizer: Any) -> Target:
+    dtype = str(target.dtype).removeprefix("torch.")
+    loaded = load_model(source, dtype=dtype, device=str(target.head_device), setting="methods.sps.weights")
+    _check_same_tokens(tokenizer, loaded.tokenizer, source.id)
+    return loaded.target
 
 
 def _check_same_tokens(ours: Any, theirs: Any, name: str) -> None:

@@ -55,8 +55,7 @@ class Target:
     @property
     def head_device(self) -> torch.device:
         """Where hidden states come out, and where draft heads live."""
-        weight: Tensor = self._head.weight
-        return weight.device
+        return self.output_weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,6 +66,12 @@ class Target:
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight
 
+    @property
+    def output_weight(self) -> Float[Tensor, "vocab hidden"]:
+        """The matrix of the output head."""
+        weight: Tensor = self._head.weight
+        return weight
+
     @torch.inference_mode()
     def prefill(self, ids: Int[Tensor, "prompt"], *, capacity: int) -> Float[Tensor, "prompt hidden"]:
         """Forget the text before, read a prompt into the cache, and return its last hidden states.
@@ -74,7 +79,7 @@ class Target:
         They are *post-norm*: what the output head reads, and what every draft head of this house was trained on.
         """
         self.cache.reset(capacity)
-        hidden = self._run(ids, torch.arange(ids.shape[0], device=ids.device), None)
+        hidden = self._run(ids[None], torch.arange(ids.shape[0], device=ids.device), None)[0]
         self.cache.length = ids.shape[0]
         return hidden
 
@@ -91,9 +96,22 @@ class Target:
         tokens, offsets, mask = tokens.to(self.device), offsets.to(self.device), mask.to(self.device)
         positions = (offsets + past).clamp_(max=self.context - 1)
         if tokens.shape[0] == 1:
-            return self._run(tokens, positions, None)  # no mask: keeps the fastest attention kernel
+            return self._run(tokens[None], positions, None)[0]  # no mask: keeps the fastest attention kernel
         seen = torch.cat([mask.new_ones(mask.shape[0], past), mask], 1)[None, None]
-        return self._run(tokens, positions, self._additive(seen) if self._adds_mask else seen)
+        return self._run(tokens[None], positions, self._additive(seen) if self._adds_mask else seen)[0]
+
+    def begin_batch(self, capacity: int) -> None:
+        """Forget everything and make room for many texts of ``capacity`` tokens each, all of one length at any time."""
+        self.cache = KVCache(self.cache.layer_count)
+        self.cache.reset(capacity)
+
+    @torch.inference_mode()
+    def read_batch(self, tokens: Int[Tensor, "texts rows"]) -> Float[Tensor, "texts rows hidden"]:
+        """Append the same number of tokens to every text of a batch; their last hidden states (post-norm)."""
+        past, rows = self.cache.length, tokens.shape[1]
+        hidden = self._run(tokens.to(self.device), torch.arange(past, past + rows, device=self.device), None)
+        self.cache.length += rows
+        return hidden
 
     def logits(self, hidden: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
         """The output head, in the model's dtype."""
@@ -107,12 +125,12 @@ class Target:
 
     def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         hidden: Tensor = self._base(
-            input_ids=tokens[None],
+            input_ids=tokens,
             position_ids=positions[None],
             attention_mask=mask,
             use_cache=True,
             **{self._cache_argument: self.cache},
-        ).last_hidden_state[0]
+        ).last_hidden_state
         return hidden
 
     @torch.inference_mode()
@@ -120,7 +138,7 @@ class Target:
         ids = torch.arange(3, device=self.device) % self.vocab
         self.cache.reset(3)
         # Same shapes and kernels on both sides, so anything beyond rounding is a soft cap, a scale or a bias.
-        ours = self.logits(self._run(ids, ids, None)).float()
+        ours = self.logits(self._run(ids[None], ids, None)[0]).float()
         theirs = self.model(input_ids=ids[None], use_cache=False).logits[0].float()
         self.cache.reset(0)
         check_finite(theirs, "after the first tokens of this model: its weights hold NaN or infinity")

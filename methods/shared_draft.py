@@ -1,0 +1,39 @@
+"""A draft model that has only its layers in its file: it reads the target's embedding and writes by its output head.
+
+``methods.train`` makes these (``method=sps``). Such a folder's ``config.json`` says ``"shares_embedding": true``; the
+vocabulary is the target's by construction, so there is no tokenizer to compare.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from methods.checkpoints import Checkpoint, read_config
+from methods.loading import Source, fetch
+from methods.target import Target
+
+
+def shared_draft(source: Source, target: Target) -> Target | None:
+    """The draft of a folder that shares the target's embedding; None for a model of its own.
+
+    Raises:
+        ConfigError: if its tensors don't fit the target.
+    """
+    if source.kind == "hub" or not read_config(fetch(source) / "config.json").get("shares_embedding"):
+        return None
+    checkpoint = Checkpoint({"kind": source.kind, "id": source.id}, "sps", ("model.safetensors",))
+    config: Any = copy.deepcopy(target.model.config)
+    config.num_hidden_layers = int(checkpoint.config["num_hidden_layers"])
+    with torch.device("meta"):
+        model = type(target.model)(config)
+    own = {name: tuple(value.shape) for name, value in model.base_model.named_parameters() if "embed" not in name}
+    tensors = checkpoint.check({f"model.{name}": shape for name, shape in own.items()})
+    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in tensors.items()}
+    model.load_state_dict(cast, assign=True, strict=False)
+    model.set_input_embeddings(target.model.get_input_embeddings())
+    model.set_output_embeddings(target.model.get_output_embeddings())
+    model.base_model.rotary_emb = target.model.base_model.rotary_emb
+    return Target(model.requires_grad_(False), context=target.context)

@@ -1,0 +1,96 @@
+"""The corpus: dialogues that the target writes itself, and text that it only reads, in shards of token ids.
+
+A dialogue opens the user's turn of the chat template with a few words, lets the target write the question, then the
+answer, and now and then a second turn. Each shard is one batch of one kind, made from the seed and its own number
+alone, and written whole: a run that was killed goes on with the first shard that is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+from methods.errors import ConfigError
+from methods.loading import Loaded
+from methods.train.chat import Chat
+from methods.train.files import write_whole
+from methods.train.overlap import Overlap
+from methods.train.reading import passages
+from methods.train.settings import Corpus
+from methods.train.writing import write
+
+
+def build(loaded: Loaded, settings: Corpus, folder: Path) -> list[Path]:
+    """Make every shard that is missing; returns all of them, in order.
+
+    Raises:
+        ConfigError: if the folder holds shards of other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_same(settings, folder / "settings.json")
+    overlap = Overlap.of(settings.exclude)
+    path = folder / f"reading-{settings.reading_tokens}.safetensors"
+    shards = [path]
+    if not path.exists():
+        sizes = {"tokens": settings.reading_tokens, "length": settings.reading_length}
+        _save(loaded, overlap, list(passages(loaded.tokenizer, overlap, seed=settings.seed, **sizes)), path)
+    for number, name in enumerate(tqdm(list(_plan(settings)), desc="corpus", unit="shard")):
+        path = folder / f"{number:05d}-{name}.safetensors"
+        shards.append(path)
+        if not path.exists():
+            texts = list(_written(loaded, settings, name, number))
+            _save(loaded, overlap, texts, path)
+    return shards
+
+
+def texts_of(shard: Path) -> list[list[int]]:
+    """The token ids of a shard, a list a text."""
+    stored = load_file(shard)
+    return [part.tolist() for part in stored["tokens"].split(stored["lengths"].tolist())]
+
+
+def _plan(settings: Corpus) -> Iterator[str]:
+    """The kind of each shard: at any length the kinds are as frequent as their weights say."""
+    total = sum(kind.weight for kind in settings.kinds.values())
+    owed = dict.fromkeys(settings.kinds, 0.0)
+    for _ in range(-(-settings.dialogues // settings.batch)):
+        for name, kind in settings.kinds.items():
+            owed[name] += kind.weight / total
+        chosen = max(owed, key=lambda name: owed[name])
+        owed[chosen] -= 1
+        yield chosen
+
+
+def _written(loaded: Loaded, settings: Corpus, name: str, number: int) -> Iterator[list[int]]:
+    rng = random.Random(f"{settings.seed} {number}")  # noqa: S311 no secret
+    generator = torch.Generator().manual_seed(rng.getrandbits(63))
+    chat, kind = Chat(loaded.tokenizer), settings.kinds[name]
+    scripts = []
+    for _ in range(settings.batch):
+        temperature = 0.0 if rng.random() < settings.greedy_share else 1.0
+        scripts.append(chat.script(kind, rng, settings.question_temperature, temperature))
+    yield from write(loaded.target, scripts, loaded.eos_ids, generator)
+
+
+def _save(loaded: Loaded, overlap: Overlap, texts: list[list[int]], path: Path) -> None:
+    kept = [text for text in texts if loaded.tokenizer.decode(text) not in overlap]
+    lengths = torch.tensor([len(text) for text in kept], dtype=torch.int32)
+    tokens = torch.tensor([token for text in kept for token in text], dtype=torch.int32)
+    write_whole(path, lambda partial: save_file({"tokens": tokens, "lengths": lengths}, partial))
+
+
+def _check_same(settings: Corpus, path: Path) -> None:
+    """What decides a shard's content; how many there are does not, so a corpus may grow."""
+    values = {key: value for key, value in asdict(settings).items() if key not in ("dialogues", "reading_tokens")}
+    text = json.dumps(values, sort_keys=True)
+    if not path.exists():
+        write_whole(path, lambda partial: partial.write_text(text))
+    elif path.read_text() != text:
+        raise ConfigError(f"{path.parent} holds a corpus of other settings; set work=ANOTHER_FOLDER, or delete it")

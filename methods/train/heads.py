@@ -1,0 +1,74 @@
+"""What the loop needs of a head in training, and what heads share: the frozen target side and the losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from methods.base import Sampling
+from methods.sampling import distribution, log_distribution
+from methods.target import Target
+from methods.train.data import Batch
+
+
+class Head(Protocol):
+    """A module in training. Its loss and its agreement come from one batch of true text and true features."""
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """What is minimised."""
+
+    def agreement(self, batch: Batch) -> list[tuple[int, int]]:
+        """(hits, trials) for each depth: how often the head's likeliest token is the target's."""
+
+    def export(self, folder: Path) -> None:
+        """Write the published layout, in bfloat16."""
+
+    def parameters(self) -> Any:
+        """What is trained."""
+
+
+class Frozen:
+    """The target's embedding, and its output head over the tokens that the cross-entropy runs over.
+
+    ``rows``: those tokens. A token outside has no say in the loss; at 8,192 of SmolLM2's 49,152 that is one in a
+    hundred of its own text.
+    """
+
+    def __init__(self, target: Target, rows: Int[Tensor, "rows"]) -> None:
+        self.config = target.model.config
+        self.hidden, self.vocab = target.hidden, target.vocab
+        self.embedding = target.embedding.detach().float()
+        self.output = target.model.get_output_embeddings().weight.detach()[rows.to(target.head_device)].float()
+
+    def embed(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
+        """The target's own embedding, which no head tunes."""
+        return nn.functional.embedding(tokens, self.embedding)
+
+    def logits(self, hidden: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n rows"]:
+        """The target's output head over the kept tokens."""
+        return nn.functional.linear(hidden, self.output)
+
+    @torch.no_grad()
+    def teacher(self, features: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n rows"]:
+        """The target's distribution over the kept tokens."""
+        return distribution(self.logits(features), Sampling(1.0))
+
+
+def cross_entropy(
+    logits: Float[Tensor, "*n rows"], teacher: Float[Tensor, "*n rows"], where: Bool[Tensor, "*n"]
+) -> Float[Tensor, ""]:
+    """Mean over the marked positions of the cross-entropy against the target's own distribution."""
+    each = -(teacher * log_distribution(logits)).sum(-1)
+    return (each * where).sum() / where.sum().clamp(min=1)
+
+
+def hits(
+    logits: Float[Tensor, "*n rows"], teacher: Float[Tensor, "*n rows"], where: Bool[Tensor, "*n"]
+) -> tuple[int, int]:
+    """How often both have the same likeliest token, and of how many."""
+    same = (logits.argmax(-1) == teacher.argmax(-1)) & where
+    return int(same.sum()), int(where.sum())

@@ -1,0 +1,69 @@
+"""A draft model for speculative sampling, distilled (arXiv 2310.08461's forward KL): the target's first layers, kept.
+
+    loss = cross_entropy(p_i, q_i)      p the target's distribution, q the draft's, at every position of the text
+
+The draft reads the target's embedding and writes through the target's output head, both frozen and not exported, so
+its file holds only its layers and its final norm.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from methods.target import Target
+from methods.train.data import Batch
+from methods.train.heads import Frozen, cross_entropy, hits
+
+
+class SpSTraining(nn.Module):
+    """The first ``layers`` layers of the target and its final norm."""
+
+    def __init__(self, frozen: Frozen, target: Target, *, layers: int = 1) -> None:
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        super().__init__()
+        base = target.model.base_model
+        self.layers = nn.ModuleList(copy.deepcopy(layer).float() for layer in base.layers[:layers])
+        self.norm = copy.deepcopy(base.norm).float()
+        self.requires_grad_(True)
+        self.config = LlamaConfig.from_dict({**frozen.config.to_dict(), "num_hidden_layers": layers})
+        self.config._attn_implementation = "sdpa"
+        for layer in self.layers:
+            layer.get_submodule("self_attn").config = self.config
+        self._rotary = LlamaRotaryEmbedding(self.config)
+        self._frozen = frozen
+
+    def forward(self, tokens: Int[Tensor, "batch rows"]) -> Float[Tensor, "batch rows hidden"]:
+        """The draft's last hidden states."""
+        x = self._frozen.embed(tokens)
+        rotary = self._rotary(x, torch.arange(x.shape[1], device=x.device)[None])
+        for layer in self.layers:
+            x = layer(x, position_embeddings=rotary)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """The cross-entropy above; ``generator`` is not used."""
+        logits = self._frozen.logits(self(batch.tokens))
+        return cross_entropy(logits, self._frozen.teacher(batch.features), batch.together(0))
+
+    @torch.no_grad()
+    def agreement(self, batch: Batch) -> list[tuple[int, int]]:
+        """One depth: the draft reads tokens only, so it is as good at any."""
+        logits = self._frozen.logits(self(batch.tokens))
+        return [hits(logits, self._frozen.teacher(batch.features), batch.together(0))]
+
+    def export(self, folder: Path) -> None:
+        """A model folder in hub layout whose config says that the embedding is the target's."""
+        tensors = {f"model.{name}": value.detach().bfloat16().contiguous() for name, value in self.named_parameters()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        config = {**self.config.to_dict(), "architectures": ["LlamaForCausalLM"], "shares_embedding": True}
+        (folder / "config.json").write_text(json.dumps(config, indent=1, default=str), encoding="utf-8")

@@ -1,0 +1,72 @@
+"""The four stages in a row: corpus, features, training, export, each of which goes on from its own finished work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from methods import attention
+from methods.loading import Loaded, Source, load_model
+from methods.train import corpus, features, loop, overlap, probe
+from methods.train.data import Data
+from methods.train.eagle import EagleTraining
+from methods.train.export import add, export
+from methods.train.files import sha256
+from methods.train.heads import Frozen
+from methods.train.hydra import HydraTraining
+from methods.train.medusa import MedusaTraining
+from methods.train.settings import Settings
+from methods.train.sps import SpSTraining
+
+
+def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Make the head of ``method`` for a target; returns its manifest.
+
+    Args:
+        method: ``eagle``, ``medusa``, ``hydra`` or ``sps``.
+        model: the composed ``model`` group.
+        knobs: the method's settings, with which tau is probed.
+        settings: everything else.
+
+    Raises:
+        ConfigError: if the target can't be loaded, or the corpus is too small or of other settings.
+    """
+    attention.register()
+    source = Source(model["kind"], model["id"], model.get("revision"), model.get("file"), model.get("sha256"))
+    loaded = load_model(source, dtype=model["dtype"], device=model["device"], attention=attention.NAME)
+    work = Path(settings.work)
+    shards = corpus.build(loaded, settings.corpus, work / "corpus")
+    states = features.build(loaded.target, shards, work / "features", settings.features.batch_tokens)
+    data = Data(shards, states, loaded.target.hidden, settings.training.held_out)
+    frequent = data.frequent(0, loaded.target.vocab)
+    torch.manual_seed(settings.training.seed)  # how a head starts
+    kept = frequent[: settings.training.vocabulary or None].sort().values
+    head = _head(method, loaded, Frozen(loaded.target, kept), settings.heads.get(method, {}))
+    curve = loop.train(head, data, settings.training, work / "training" / f"{method}.pt")
+    manifest = {
+        "method": method,
+        "model": {key: model.get(key) for key in ("name", "kind", "id", "revision", "file", "sha256", "dtype")},
+        "corpus": {
+            "seed": settings.corpus.seed,
+            "sha256": data.sha256,
+            "texts": {"trained": len(data.trained.texts), "held_out": len(data.held_out.texts)},
+            "tokens": {"trained": data.trained.tokens, "held_out": data.held_out.tokens},
+            "kept_out": {path.name: sha256(path) for path in overlap.files(settings.corpus.exclude)},
+        },
+        "training": {**asdict(settings.training), "steps": len(curve.loss), **settings.heads.get(method, {})},
+        "loss": curve.loss[-1],
+        "agreement_by_depth": curve.agreement,
+    }
+    folder = export(head, frequent, manifest, Path(settings.output) / method)
+    reached = probe.tau(loaded, method, knobs, folder, settings.probe)
+    return add(folder, {"probe": {"tau_micro": reached, "knobs": knobs, **asdict(settings.probe)}})
+
+
+def _head(method: str, loaded: Loaded, frozen: Frozen, own: dict[str, Any]) -> Any:
+    if method == "sps":
+        return SpSTraining(frozen, loaded.target, **own)
+    return {"eagle": EagleTraining, "medusa": MedusaTraining, "hydra": HydraTraining}[method](frozen, **own)

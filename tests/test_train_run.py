@@ -1,0 +1,165 @@
+"""``python -m methods.train`` as a user runs it, on a small random Llama in hub layout."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run
+
+import methods
+from methods.base import Request
+from methods.loading import Source, load_model
+from methods.train.corpus import texts_of
+from methods.train.overlap import Overlap
+
+ROOT = Path(__file__).parent.parent
+SMALL = (
+    "corpus.dialogues=16",
+    "corpus.batch=8",
+    "corpus.reading_tokens=1200",
+    "corpus.reading_length=120",
+    "training.window=24",
+    "training.batch=2",
+    "training.tokens=1440",
+    "training.evaluate_every=5",
+    "training.warmup_steps=3",
+    "training.held_out=0.2",
+    "training.vocabulary=200",
+    "probe.questions=[two plus two]",
+    "probe.tokens=6",
+)
+KINDS = (
+    "{plain: {weight: 1, question_tokens: 9, answer_tokens: 12, turns: 2, openings: ['', 'Can ']},"
+    " code: {weight: 1, question_tokens: 9, answer_tokens: 12, closing: ' Go.', openings: ['def ']}}"
+)
+
+
+def command(folder: Path, work: Path, method: str, *extra: str) -> list[str]:
+    tree = {"hydra": ["methods.hydra.tree='3 | 0:2'"], "medusa": ["methods.medusa.tree='3 | 0:2'"]}.get(method, [])
+    return [
+        sys.executable, "-m", "methods.train", f"method={method}", "model=local", f"model.id={folder}",
+        f"work={work}", "~corpus.kinds", f"+corpus.kinds={KINDS}", *SMALL, *tree, *extra,
+    ]  # fmt: skip
+
+
+def trained(folder: Path, work: Path, method: str, *extra: str) -> dict[str, Any]:
+    done = subprocess.run(command(folder, work, method, *extra), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    manifest: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return manifest
+
+
+@pytest.fixture(scope="module")
+def work(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus that one question was kept out of, and an EAGLE head."""
+    folder = tmp_path_factory.mktemp("train")
+    trained(tiny_model_folder, folder, "eagle")
+    return folder
+
+
+def test_the_manifest_is_complete(work: Path) -> None:
+    manifest = json.loads((work / "weights" / "eagle" / "manifest.json").read_text())
+    assert manifest["method"] == "eagle"
+    assert manifest["model"]["kind"] == "folder"
+    assert re.fullmatch("[0-9a-f]{64}", manifest["corpus"]["sha256"])
+    assert manifest["corpus"]["tokens"]["trained"] > 1000
+    assert manifest["training"]["steps"] == 30
+    assert [step for step, _ in manifest["agreement_by_depth"]] == [5, 10, 15, 20, 25, 30]
+    assert manifest["probe"]["tau_micro"] >= 1
+    assert set(manifest["files"]) == {"model.safetensors", "config.json", "draft_vocab.safetensors"}
+    assert manifest["versions"]["torch"]
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "sps"])
+def test_every_head_trains_on_the_same_corpus_and_drafts_losslessly(
+    tiny_model_folder: Path, work: Path, method: str
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (work / "corpus").iterdir()}
+    manifest = trained(tiny_model_folder, work, method)
+    assert {path: path.stat().st_mtime_ns for path in (work / "corpus").iterdir()} == before
+    assert manifest["loss"] == manifest["loss"]
+    loaded = load_model(Source("folder", str(tiny_model_folder)))
+    knobs: dict[str, Any] = {"weights": str(work / "weights" / method)}
+    if method != "sps":
+        knobs["tree"] = "3 | 0:2"
+    request = Request((5, 6, 7, 5, 6), 24, frozenset())
+    drafter, vanilla = methods.load(method, knobs, loaded.target), methods.load("vanilla", {}, loaded.target)
+    assert run(loaded.target, drafter, request)[0] == run(loaded.target, vanilla, request)[0]
+
+
+def test_training_that_is_killed_three_times_ends_with_the_curve_of_an_unbroken_run(
+    tiny_model_folder: Path, work: Path, tmp_path: Path
+) -> None:
+    """SIGKILL at random moments, each after another checkpoint was written; the losses agree to 1e-3."""
+    (tmp_path / "corpus").symlink_to(work / "corpus")
+    (tmp_path / "features").symlink_to(work / "features")
+    checkpoint = tmp_path / "training" / "eagle.pt"
+    chance = random.Random(4)
+    for _ in range(3):
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        process = subprocess.Popen(command(tiny_model_folder, tmp_path, "eagle"), cwd=ROOT, stderr=subprocess.DEVNULL)
+        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    trained(tiny_model_folder, tmp_path, "eagle")
+    curves = [torch.load(folder / "training" / "eagle.pt", weights_only=True)["curve"] for folder in (work, tmp_path)]
+    assert len(curves[0]["loss"]) == 30
+    torch.testing.assert_close(torch.tensor(curves[0]["loss"]), torch.tensor(curves[1]["loss"]), rtol=0, atol=1e-3)
+    assert curves[0]["loss"][-1] < curves[0]["loss"][0], "and it learned something"
+
+
+def test_no_text_of_the_corpus_shares_ten_words_with_a_question(
+    tiny_model_folder: Path, work: Path, tmp_path: Path
+) -> None:
+    """A question made of a text that this very seed writes: with it excluded, that text is gone and others stay."""
+    tokenizer = load_model(Source("folder", str(tiny_model_folder))).tokenizer
+    (shard,) = (work / "corpus").glob("reading-*.safetensors")
+    victim = tokenizer.decode(texts_of(shard)[0])
+    (tmp_path / "q.jsonl").write_text(json.dumps({"turns": [victim]}) + "\n")
+    trained(tiny_model_folder, tmp_path, "eagle", f"corpus.exclude=[{tmp_path}/q.jsonl]")
+    (again,) = (tmp_path / "corpus").glob("reading-*.safetensors")
+    texts = [tokenizer.decode(text) for text in texts_of(again)]
+    assert victim not in texts
+    assert texts
+    assert not any(text in Overlap.of([str(tmp_path / "q.jsonl")]) for text in texts)
+
+
+WRONG = {
+    ("method=eagle2",): "eagle2 drafts with EAGLE's head: train method=eagle",
+    ("method=pld",): "method=pld cannot be trained; choose one of eagle, medusa, hydra, sps",
+    ("method=eagle", "corpus.greedy_share=2"): "corpus.greedy_share=2.0 must lie in [0, 1]",
+    ("method=eagle", "training.window=many"): "training.window",
+    ("method=eagle", "training.windw=8"): "windw",
+    ("method=eagle", "model=local", "model.id=nowhere"): "model.id=nowhere is not a model folder",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
+def test_a_wrong_request_is_one_line_and_exit_2(wrong: tuple[str, ...], tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "methods.train", *wrong, f"work={tmp_path}/work"]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert WRONG[wrong] in done.stderr
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_corpus_of_other_settings_is_refused(tiny_model_folder: Path, work: Path) -> None:
+    wrong = command(tiny_model_folder, work, "eagle", "corpus.seed=1")
+    done = subprocess.run(wrong, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "holds a corpus of other settings; set work=ANOTHER_FOLDER, or delete it" in done.stderr
