@@ -32,7 +32,7 @@ _FILES = ("pytorch_model.bin", "model.safetensors")
 class EagleHead:
     """A loaded head and its ``cache`` of true pairs, as many after ``catch_up`` as the target has rows."""
 
-    def __init__(self, weights: Any, method: str, target: Target, *, draft_vocab: int, widest: int) -> None:
+    def __init__(self, weights: Any, method: str, target: Target, *, draft_vocab: int = 0, widest: int = 1) -> None:
         checkpoint = Checkpoint(weights, method, _FILES)
         self.draft = DraftHead(target, checkpoint, draft_vocab, widest)
         self._layer, self._rotary, self._fc = _build(checkpoint, target)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from methods.draft_vocab import FILE
 from methods.target import Target
 
 
@@ -142,6 +144,13 @@ def _random(shapes: dict[str, tuple[int, ...]], scale: float) -> dict[str, torch
         name: torch.ones(shape) if name.endswith("norm.weight") else torch.randn(shape, generator=generator) * scale
         for name, shape in shapes.items()
     }
+
+
+def write_ranking(folder: Path, vocab: int) -> Path:
+    """A ranking of half of the tokens beside a head, for ``draft_vocab``."""
+    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(2))[: vocab // 2]
+    save_file({"tokens": order.int()}, folder / FILE)
+    return folder
 
 
 def _write(folder: Path, file: str, tensors: dict[str, torch.Tensor], config: dict[str, object]) -> Path:

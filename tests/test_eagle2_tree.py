@@ -52,6 +52,14 @@ class FakeHead:
         self.rows_read += features.shape[0]
         return torch.tensor([self.law(self.paths[int(index)]) for index in features[:, 0]])
 
+    @property
+    def draft(self) -> Any:
+        """Its own output head, over the whole vocabulary."""
+        return self
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        return columns
+
     def end_draft(self) -> None:
         self.ended = True
 

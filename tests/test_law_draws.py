@@ -76,8 +76,9 @@ class TableModel:
 class TableHead:
     """Stands for EAGLE's head: a feature holds the last two tokens."""
 
-    def __init__(self, weights: Any, method: str, target: Any) -> None:
+    def __init__(self, weights: Any, method: str, target: Any, **_: Any) -> None:
         self.table = table(2, 2.0)
+        self.draft = self
 
     def begin(self, request: Request, prefill: Prefill, rows: int) -> None:
         self.ids = [request.prompt_ids[-1], prefill.root]
@@ -96,6 +97,12 @@ class TableHead:
 
     def logits(self, features: Tensor) -> Tensor:
         return self.table[features[:, 0]]
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        return columns
+
+    def spread(self, logits: Tensor) -> Tensor:
+        return logits
 
 
 class TopTree:

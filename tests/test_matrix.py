@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import random_prompts, run, tiny_llama
-from heads import write_draft_model, write_eagle, write_hydra, write_medusa
+from heads import write_draft_model, write_eagle, write_hydra, write_medusa, write_ranking
 
 import methods
 from methods.base import Drafter, Request, Sampling
@@ -51,18 +51,31 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "hf": {"variant": "hf", "num_draft": 4, "max_ngram": 2},
         "hf-one": {"variant": "hf", "num_draft": 1, "max_ngram": 1},
     },
-    "medusa": {"wide": {"tree": "4 | 0:3 1:1 0/0:2 0/1:1"}, "narrow": {"tree": "1 | 0:1 0/0:1 0/0/0:1"}},
+    "medusa": {
+        "wide": {"tree": "4 | 0:3 1:1 0/0:2 0/1:1"},
+        "narrow": {"tree": "1 | 0:1 0/0:1 0/0/0:1"},
+        "few": {"tree": "4 | 0:3 1:1", "draft_vocab": 9},
+    },
     "lookahead": {
         "whole": {"window": 4, "ngram": 3, "guesses": 3},
         "capped": {"window": 4, "ngram": 3, "guesses": 3, "parity_cap": True},
         "bigrams": {"window": 2, "ngram": 2, "guesses": 5},
         "long": {"window": 1, "ngram": 5, "guesses": 2},
     },
-    "hydra": {"wide": {"tree": "4 | 0:3 1:1 0/0:2 0/1:1"}, "narrow": {"tree": "1 | 0:1 0/0:1 0/0/0:1"}},
-    "eagle": {"paper": {"tree": "eagle_25"}, "narrow": {"tree": "2 | 0:1 0/0:2"}},
+    "hydra": {
+        "wide": {"tree": "4 | 0:3 1:1 0/0:2 0/1:1"},
+        "narrow": {"tree": "1 | 0:1 0/0:1 0/0/0:1"},
+        "few": {"tree": "4 | 0:3 1:1", "draft_vocab": 9},
+    },
+    "eagle": {
+        "paper": {"tree": "eagle_25"},
+        "narrow": {"tree": "2 | 0:1 0/0:2"},
+        "few": {"tree": "4 | 0:3 1:1", "draft_vocab": 9},
+    },
     "eagle2": {
         "small": {"total_tokens": 8, "depth": 3, "top_k": 3},
         "expanded": {"total_tokens": 8, "depth": 3, "top_k": 2, "rerank": False},
+        "few": {"total_tokens": 8, "depth": 3, "top_k": 3, "draft_vocab": 9},
     },
 }
 
@@ -104,7 +117,8 @@ def drafter(small: Target, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
     def make(name: str, setting: str) -> Drafter:
         if name in WEIGHTS and name not in written:
-            written[name] = {"weights": str(WEIGHTS[name](tmp_path_factory.mktemp(name), small))}
+            folder = write_ranking(WEIGHTS[name](tmp_path_factory.mktemp(name), small), MATRIX_VOCAB)
+            written[name] = {"weights": str(folder)}
         return methods.load(name, SETTINGS[name][setting] | written.get(name, {}), small)
 
     return make
