@@ -15,6 +15,8 @@ from bench.config import Decode, Measure, Model, Setup, Task, digest, method_id
 from bench.records import SCHEMA, Store
 
 VANILLA = "vanilla"
+DRAWS = 2
+"""Version of ``methods.sampling.Draws`` and of what is drawn with it: at T>0 another one gives another text."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ class Cell:
         """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads:
         each belongs to its method's id."""
         model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights")}
+        draws = {"draws": DRAWS} if self.decode.temperature > 0 else {}
         return {
             "schema": SCHEMA,
             "model": model,
             "task": self.task.name,
             "questions": [question.sha256 for question in self.questions],
-            "decode": asdict(self.decode),
+            "decode": asdict(self.decode) | draws,
             "measure": asdict(self.measure),
         }
 

@@ -65,7 +65,7 @@ def collect(cells: Sequence[Cell], results: Path) -> Report:
             group = (cell.model.name, cell.model.dtype, cell.decode.name, name)
             rows.append(_row(group, cell.task.name, {}) | {"lossless": NO_WEIGHTS})
         for name, ident in {VANILLA: VANILLA, **cell.method_ids}.items():
-            lossless = judge(blocks, ident, cell.model.dtype, greedy=cell.decode.temperature == 0)
+            lossless = judge(blocks, ident, cell.model.dtype)
             if not lossless.ok:
                 holes.append(f"{cell.name} {name}: not lossless ({lossless}, largest gap {lossless.largest_gap:.3g})")
                 continue

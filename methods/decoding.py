@@ -63,8 +63,7 @@ def decode(target: Target, drafter: Drafter, request: Request, probe: Probe = _n
     hidden = target.prefill(prompt, capacity=limit + rows)
     logits = target.logits(hidden[-1:])
     check_finite(logits, f"after the prompt of question {request.question}")
-    position = torch.tensor([len(ids)], device=logits.device)
-    root = int(target_tokens(logits, request.sampling, draws, position))
+    root = int(target_tokens(logits, request.sampling, draws, range(len(ids), len(ids) + 1)))
     probe("prefill")
 
     def commit(tokens: list[int]) -> tuple[tuple[int, ...], Finish | None]:

@@ -1,42 +1,71 @@
 """From logits to distributions to draws: the only file that calls softmax or draws a token.
 
-Draws are keyed by position. The uniform behind the target's token at absolute position t is the t-th output of a
-counter-based stream whose key is (seed, question, turn, purpose): it depends on nothing that a method does. So any
-method that samples from the target and matches must emit exactly vanilla's tokens, and the test of losslessness
-at T>0 is equality. ``q`` of a stochastic draft goes through the same functions as the target's ``p``.
+The target's own token is the winner of a race: the argmax of its warped logits plus Gumbel noise (Gumbel 1954; that an
+argmax so perturbed follows the softmax is the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030). The noise of
+absolute position t is read from a counter-based stream whose key is (seed, question, turn, purpose) and whose counter
+is t: it depends on nothing that a method does. So any method that samples from the target and matches must emit
+vanilla's very tokens, and the test of losslessness at T>0 is equality. An argmax survives rounding: it changes only
+where the two best scores lie closer than the logits' error. A point on the CDF does not: the interval of a rare token
+is narrower than the rounding of the sum below it.
+
+Rejection rules draw by inverse CDF, each with uniforms of a purpose of its own. ``q`` of a stochastic draft is warped
+by the same functions as the target's ``p``.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from methods.base import NumericsError, Sampling
 
-Purpose = Literal["target", "draft", "coin", "residual", "window"]
+Purpose = Literal["draft", "coin", "residual", "window"]
 
 LANES = 16
 """Uniforms reserved per position and purpose: rank j of siblings drawn at one node uses lane j."""
 
 
 class Draws:
-    """The random numbers of one turn, float64 in [0, 1), as pure functions of (purpose, position, lane).
+    """The random numbers of one turn, as pure functions of (position, token) or (purpose, position, lane).
 
-    ``positions`` bounds the absolute positions that will be asked for.
+    ``positions`` bounds the absolute positions of which uniforms will be asked.
     """
 
     def __init__(self, seed: int, question: str, turn: int, positions: int) -> None:
         self._key = f"{seed}\x1f{question}\x1f{turn}"
         self._positions = positions
+        self._noise: dict[tuple[int, int, torch.device], Tensor] = {}
         self._tables: dict[tuple[Purpose, torch.device], Tensor] = {}
 
+    def gumbel(self, positions: range, vocab: int, device: torch.device) -> Float[Tensor, "positions vocab"]:
+        """The noise of the target's token at consecutive absolute positions: standard Gumbel, float32, finite.
+
+        A vocabulary's noise is the beginning of a larger one's. Rows are kept until a later position comes first, so
+        a turn makes and uploads each once, and holds no more than its highest tree is high.
+        """
+        self._noise = {key: row for key, row in self._noise.items() if key[0] >= positions.start}
+        for key in ((position, vocab, device) for position in positions):
+            if key not in self._noise:
+                row = torch.from_numpy(self._gumbel_row(key[0], vocab))
+                self._noise[key] = row.to(device, non_blocking=True)
+        return torch.stack([self._noise[position, vocab, device] for position in positions])
+
+    def _gumbel_row(self, position: int, vocab: int) -> np.ndarray:
+        # The position counts in the upper half of the 256-bit counter: streams of two positions never meet.
+        bits = self._stream("target", position << 128).random_raw(vocab) >> np.uint64(12)
+        # 52 bits and a half: exact in float64 and never 0 or 1, so that both logarithms are finite.
+        noise = (bits + 0.5) * 2.0**-52
+        for _ in range(2):
+            np.negative(np.log(noise, out=noise), out=noise)
+        return noise.astype(np.float32)
+
     def uniform(self, purpose: Purpose, positions: Int[Tensor, "*n"], lane: int = 0) -> Float[Tensor, "*n"]:
-        """The uniforms of these absolute positions, on their device, without a host sync.
+        """The float64 uniforms in [0, 1) of these absolute positions, on their device, without a host sync.
 
         Raises:
             ValueError: if ``lane`` is not below 16.
@@ -47,13 +76,15 @@ class Draws:
 
     def _table(self, purpose: Purpose, device: torch.device) -> Tensor:
         if (purpose, device) not in self._tables:
-            digest = hashlib.sha256(f"{self._key}\x1f{purpose}".encode()).digest()
-            stream = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
-            # The raw 64-bit stream is part of numpy's compatibility promise; the float methods are not.
-            bits = stream.random_raw(self._positions * LANES) >> np.uint64(11)
+            bits = self._stream(purpose).random_raw(self._positions * LANES) >> np.uint64(11)
             table = torch.from_numpy(bits * 2.0**-53).view(self._positions, LANES)
             self._tables[purpose, device] = table.to(device)
         return self._tables[purpose, device]
+
+    def _stream(self, purpose: str, counter: int = 0) -> np.random.Philox:
+        """The raw 64-bit stream is part of numpy's compatibility promise; its float methods are not."""
+        digest = hashlib.sha256(f"{self._key}\x1f{purpose}".encode()).digest()
+        return np.random.Philox(key=int.from_bytes(digest[:16], "little"), counter=counter)
 
 
 def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
@@ -61,30 +92,46 @@ def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
     return logits.argmax(-1)
 
 
-def distribution(logits: Float[Tensor, "*n vocab"], sampling: Sampling) -> Float[Tensor, "*n vocab"]:
-    """Probabilities in float32 after temperature, top-k and top-p, for T > 0.
+class Ranking(NamedTuple):
+    """Tokens in descending order of score, equals by id; ``before`` is the mass ahead of each after top-k."""
+
+    scores: Float[Tensor, "*n vocab"]
+    ids: Int[Tensor, "*n vocab"]
+    before: Float[Tensor, "*n vocab"]
+    kept: Bool[Tensor, "*n vocab"]
+
+
+def ranking(logits: Float[Tensor, "*n vocab"], sampling: Sampling) -> Ranking:
+    """What top-k and top-p keep of the logits over the temperature.
 
     Top-k keeps exactly k tokens, top-p the smallest set of most likely tokens whose mass reaches p; among equals
     the lowest ids stay.
+    """
+    scores, ids = (logits.float() / sampling.temperature).sort(dim=-1, descending=True, stable=True)
+    vocab = scores.shape[-1]
+    kept = (torch.arange(vocab, device=ids.device) < (sampling.top_k or vocab)).expand_as(ids)
+    probs = scores.masked_fill(~kept, -torch.inf).softmax(-1).double()
+    before = probs.cumsum(-1) - probs
+    return Ranking(scores, ids, before, kept & (before < sampling.top_p) if sampling.top_p < 1.0 else kept)
+
+
+def warped(logits: Float[Tensor, "*n vocab"], sampling: Sampling) -> Float[Tensor, "*n vocab"]:
+    """Logits in float32 over the temperature, -inf where top-k or top-p drops a token; for T > 0."""
+    if not (0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1.0):
+        return logits.float() / sampling.temperature
+    scores, ids, _, kept = ranking(logits, sampling)
+    return torch.empty_like(scores).scatter_(-1, ids, scores.masked_fill(~kept, -torch.inf))
+
+
+def distribution(logits: Float[Tensor, "*n vocab"], sampling: Sampling) -> Float[Tensor, "*n vocab"]:
+    """Probabilities in float32 after temperature, top-k and top-p, for T > 0.
 
     Raises:
         ValueError: for greedy sampling, which is an argmax and not the limit of this function.
     """
     if sampling.greedy:
         raise ValueError("greedy decoding has no distribution; use greedy()")
-    scaled = logits.float() / sampling.temperature
-    vocab = scaled.shape[-1]
-    if not (0 < sampling.top_k < vocab or sampling.top_p < 1.0):
-        return scaled.softmax(-1)
-    ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    if 0 < sampling.top_k < vocab:
-        ordered[..., sampling.top_k :] = -torch.inf
-    probs = ordered.softmax(-1)
-    if sampling.top_p < 1.0:
-        before = probs.double().cumsum(-1) - probs.double()
-        probs = probs.masked_fill(before >= sampling.top_p, 0.0)
-        probs = probs / probs.sum(-1, keepdim=True)
-    return torch.zeros_like(probs).scatter_(-1, ids, probs)
+    return warped(logits, sampling).softmax(-1)
 
 
 def log_distribution(logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
@@ -147,13 +194,33 @@ def top(scores: Float[Tensor, "*n width"], k: int) -> tuple[Float[Tensor, "*n k"
     return scores.gather(-1, index), index
 
 
-def target_tokens(
-    logits: Float[Tensor, "nodes vocab"], sampling: Sampling, draws: Draws, positions: Int[Tensor, "nodes"]
-) -> Int[Tensor, "nodes"]:
-    """The target's own token after each node: argmax, or a draw keyed by the absolute position it will take."""
+def scores(
+    logits: Float[Tensor, "nodes vocab"],
+    sampling: Sampling,
+    draws: Draws,
+    positions: range,
+    depths: Int[Tensor, "nodes"] | None = None,
+) -> Float[Tensor, "nodes vocab"]:
+    """What the target's token after each node is the argmax of: the logits, at T > 0 warped and with noise.
+
+    ``positions`` are the absolute positions that the tokens take, known on the host; ``depths`` says which of them
+    each node's is (default: one each, in order).
+    """
     if sampling.greedy:
-        return greedy(logits)
-    return draw(distribution(logits, sampling), draws.uniform("target", positions))
+        return logits
+    noise = draws.gumbel(positions, logits.shape[-1], logits.device)
+    return warped(logits, sampling).add_(noise if depths is None else noise[depths])
+
+
+def target_tokens(
+    logits: Float[Tensor, "nodes vocab"],
+    sampling: Sampling,
+    draws: Draws,
+    positions: range,
+    depths: Int[Tensor, "nodes"] | None = None,
+) -> Int[Tensor, "nodes"]:
+    """The target's own token after each node, as a function of its logits and its absolute position alone."""
+    return greedy(scores(logits, sampling, draws, positions, depths))
 
 
 def check_finite(logits: Float[Tensor, "*n vocab"], where: str) -> None:

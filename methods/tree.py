@@ -18,11 +18,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tree:
-    """``parents[0] == -1`` and ``parents[i] < i``. ``mask[i, j]``: j is i or an ancestor of i. ``depths[0] == 0``."""
+    """``parents[0] == -1`` and ``parents[i] < i``. ``mask[i, j]``: j is i or an ancestor of i. ``depths[0] == 0``.
+
+    ``height`` bounds the depths and is known on the host, where reading them would wait for the device.
+    """
 
     parents: Int[Tensor, "nodes"]
     depths: Int[Tensor, "nodes"]
     mask: Bool[Tensor, "nodes nodes"]
+    height: int
 
     @property
     def size(self) -> int:
@@ -32,7 +36,7 @@ class Tree:
     def from_parents(cls, parents: Int[Tensor, "nodes"], height: int) -> Tree:
         """Build from parent pointers, without a host sync.
 
-        ``height`` bounds the depth; the ancestor mask is the reflexive closure of the parent relation, reached by
+        ``height`` bounds the depths; the ancestor mask is the reflexive closure of the parent relation, reached by
         squaring it about log2(height) times.
         """
         size = parents.shape[0]
@@ -41,7 +45,7 @@ class Tree:
         for _ in range(max(height - 1, 0).bit_length()):
             reach = (reach @ reach).clamp_(max=1.0)
         mask = reach > 0
-        return cls(parents, mask.sum(1) - 1, mask)
+        return cls(parents, mask.sum(1) - 1, mask, height)
 
 
 @lru_cache(maxsize=256)
@@ -50,7 +54,7 @@ def chain(length: int, device: torch.device) -> Tree:
     size = length + 1
     mask = torch.ones(size, size, dtype=torch.bool, device=device).tril_()
     depths = torch.arange(size, device=device)
-    return Tree(depths - 1, depths, mask)
+    return Tree(depths - 1, depths, mask, length)
 
 
 def from_list(parents: Sequence[int], device: torch.device) -> Tree:

@@ -1,6 +1,6 @@
 """Three acceptance rules. Each takes a draft and the target's logits and returns the accepted rows and one more token.
 
-* ``match``    deterministic drafts, and every draft at T=0: draw the target's token at each node, walk while a child
+* ``match``    deterministic drafts, and every draft at T=0: the target's own token at each node, walk while a child
                holds it. Lossless because the emitted tokens *are* the target's draws; the tree only decides how far
                one forward reaches. Emitting the mismatching draw itself, one draw per node and not per path, and no
                second draw after a mismatch are what keeps it so.
@@ -29,20 +29,20 @@ def accept(draft: Draft, logits: Float[Tensor, "heads vocab"], context: Context)
     Returns the accepted rows, root first, and the target's token after the last of them.
     """
     nodes = logits[: draft.tree.size]
+    if draft.rule == "match" or context.sampling.greedy:
+        return _match(draft, nodes, context)
     # The token after a node of depth d takes absolute position root + 1 + d.
     positions = draft.tree.depths + (context.root_position + 1)
-    if draft.rule == "match" or context.sampling.greedy:
-        return _match(draft, nodes, context, positions)
     if draft.rule == "chain":
         return _chain(draft, nodes, context, positions)
     return _siblings(draft, nodes, context, positions)
 
 
-def _match(
-    draft: Draft, logits: Float[Tensor, "nodes vocab"], context: Context, positions: Int[Tensor, "nodes"]
-) -> tuple[list[int], int]:
-    drawn = target_tokens(logits, context.sampling, context.draws, positions)
-    tokens, parents = draft.tokens[: draft.tree.size], draft.tree.parents
+def _match(draft: Draft, logits: Float[Tensor, "nodes vocab"], context: Context) -> tuple[list[int], int]:
+    tree, first = draft.tree, context.root_position + 1
+    reached = range(first, first + tree.height + 1)
+    drawn = target_tokens(logits, context.sampling, context.draws, reached, tree.depths)
+    tokens, parents = draft.tokens[: tree.size], tree.parents
     hit = tokens == drawn[parents]
     hit[0] = False
     chosen, drawn_host = torch.stack([_first_child(hit, parents), drawn]).tolist()

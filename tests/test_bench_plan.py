@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from bench_support import ROOT, block, cell, environment, turn
 
+import bench.plan
 from bench.config import Decode, Hub, Measure, Model, Setup, method_id
 from bench.plan import VANILLA, Question, cell_of, missing
 from bench.records import Store
@@ -26,7 +27,7 @@ def test_ids_are_golden_since_a_changed_hash_would_orphan_every_record_on_disk()
         decode={"name": "t1", "temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 7},
         questions=(Question("é-1", "writing", ("Ünïcode ½?", "again"), ("reference",)),),
     )
-    assert other.id == "07eec8d4234f"
+    assert other.id == "a2801680d13e", "its records hold draws: see bench.plan.DRAWS"
     assert method_id("pld", {"variant": "orig", "max_ngram": 3, "num_draft": 10}) == "021561b27fde"
     assert cell().name == f"tiny-toy-greedy-{cell().id}"
     assert cell().folder(Path("results")) == Path("results/runs") / cell().name
@@ -100,6 +101,16 @@ A, B = cell().questions
 )
 def test_the_id_changes_with_the_questions(questions: tuple[Question, ...]) -> None:
     assert cell(questions=questions).id != cell().id
+
+
+def test_another_way_of_drawing_is_another_cell_at_t_above_0_and_the_same_when_greedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampled = cell(decode={"temperature": 1.0})
+    before = (cell().id, sampled.id)
+    monkeypatch.setattr(bench.plan, "DRAWS", bench.plan.DRAWS + 1)
+    assert cell().id == before[0]
+    assert sampled.id != before[1]
 
 
 def test_two_turns_are_not_one_joined_turn() -> None:

@@ -141,7 +141,7 @@ def reference(small: Target) -> Callable[[str], list[list[int]]]:
         draws, ids = Draws(request.sampling.seed, request.question, request.turn, length), list(request.prompt_ids)
         while len(ids) < length:
             logits = small.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:]
-            ids.append(int(target_tokens(logits, request.sampling, draws, torch.tensor([len(ids)]))))
+            ids.append(int(target_tokens(logits, request.sampling, draws, range(len(ids), len(ids) + 1))))
             if ids[-1] == EOS:
                 break
         return ids[len(request.prompt_ids) :]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jaxtyping
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.stats import kstest
+from scipy.stats import chisquare, kstest
 
 from methods.base import ConfigError, NumericsError, Sampling
 from methods.sampling import (
@@ -21,7 +23,9 @@ from methods.sampling import (
     draw_siblings,
     greedy,
     log_distribution,
+    scores,
     target_tokens,
+    warped,
     without,
 )
 
@@ -151,10 +155,15 @@ def test_without_removes_one_token_and_ends_in_zeros() -> None:
     assert found.tolist() == [[0.0, 0.5, 0.5], [0.0, 0.0, 0.0]]
 
 
+CPU = torch.device("cpu")
+UNIFORMS = [0.34175888610137106, 0.9862626714270503, 0.5459465772888236]
+NOISE = [-1.1807939040992168, 0.9306236652353205, 0.8612841518433719, 5.097325510838298, 0.11477426244648377]
+NOISE += [1.2533704100014273]
+TOKENS = [35, 0, 46, 6, 27, 29, 7, 46]
 KEY = {"seed": 3, "question": "q7", "turn": 1}
 
 
-def uniform(purpose: str = "target", position: int = 5, lane: int = 0, bound: int = 40, **key: object) -> float:
+def uniform(purpose: str = "draft", position: int = 5, lane: int = 0, bound: int = 40, **key: object) -> float:
     draws = Draws(**{**KEY, **key}, positions=bound)
     return float(draws.uniform(purpose, torch.tensor(position), lane))
 
@@ -162,7 +171,7 @@ def uniform(purpose: str = "target", position: int = 5, lane: int = 0, bound: in
 def test_draws_do_not_depend_on_how_many_are_made_or_when() -> None:
     draws = Draws(**KEY, positions=30)
     draws.uniform("coin", torch.arange(30), 2)
-    batch = draws.uniform("target", torch.tensor([[9, 5], [5, 0]]))
+    batch = draws.uniform("draft", torch.tensor([[9, 5], [5, 0]]))
     assert batch.dtype == torch.float64
     assert batch[0, 1] == batch[1, 0] == uniform(bound=6) == uniform(bound=4000)
     assert batch[0, 0] == uniform(position=9)
@@ -176,7 +185,7 @@ def test_draws_differ_in_every_part_of_their_key() -> None:
         uniform(position=6),
         uniform(lane=1),
         uniform(lane=15),
-        *(uniform(purpose) for purpose in ("draft", "coin", "residual", "window")),
+        *(uniform(purpose) for purpose in ("coin", "residual", "window")),
         uniform(question="7", seed=3),
         uniform(question="q71", turn=1),
         uniform(question="q", turn=71),
@@ -185,13 +194,12 @@ def test_draws_differ_in_every_part_of_their_key() -> None:
 
 
 def test_draws_are_the_same_numbers_in_every_release() -> None:
-    # Records store only the seed: a change here would orphan every result at T > 0.
+    # Records store only the seed: whoever changes a number here raises bench.plan.DRAWS, or old records mix with new.
     draws = Draws(0, "0", 0, 3)
-    assert draws.uniform("target", torch.arange(3)).tolist() == [
-        0.038505319062230536,
-        0.3138855791860471,
-        0.7956706269300545,
-    ]
+    assert draws.uniform("draft", torch.arange(3)).tolist() == UNIFORMS
+    noise = draws.gumbel(range(2), 3, CPU)
+    assert noise.flatten().tolist() == pytest.approx(NOISE, rel=1e-6)  # a logarithm may differ in its last bit
+    assert target_tokens(torch.zeros(8, 48), Sampling(1.0), draws, range(8)).tolist() == TOKENS
 
 
 def test_lanes_and_positions_are_uniform_and_bounded() -> None:
@@ -205,14 +213,106 @@ def test_lanes_and_positions_are_uniform_and_bounded() -> None:
             draws.uniform("coin", torch.arange(2), lane)
 
 
-def test_the_targets_token_is_an_argmax_or_a_draw_keyed_by_its_position() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0], [0.5, 0.0, 0.0]])
-    draws = Draws(0, "0", 0, 10)
-    positions = torch.tensor([4, 9])
+def noise(positions: range = range(5, 6), vocab: int = 7, **key: object) -> torch.Tensor:
+    return Draws(**{**KEY, **key}, positions=1).gumbel(positions, vocab, CPU)
+
+
+def test_noise_does_not_depend_on_which_other_positions_were_asked_for_or_when() -> None:
+    draws = Draws(**KEY, positions=1)
+    alone = {position: noise(range(position, position + 1))[0] for position in range(12)}
+    for asked in (range(3, 7), range(5, 12), range(6), range(9, 10), range(12), range(3, 7)):
+        rows = draws.gumbel(asked, 7, CPU)
+        assert (rows.dtype, rows.shape) == (torch.float32, (len(asked), 7))
+        assert all(torch.equal(row, alone[position]) for row, position in zip(rows, asked, strict=True))
+    assert torch.equal(draws.gumbel(range(5, 6), 4, CPU)[0], alone[5][:4]), "a small vocabulary is part of a large one"
+
+
+def test_noise_differs_in_every_part_of_its_key_and_between_tokens() -> None:
+    others = [
+        {"seed": 4},
+        {"question": "q8"},
+        {"turn": 2},
+        {"question": "q71", "turn": 1},
+        {"question": "q", "turn": 71},
+    ]
+    rows = torch.cat([noise(range(200)), *(noise(**key) for key in others)])
+    assert rows.unique().numel() == rows.numel()
+
+
+def test_noise_is_standard_gumbel_and_uncorrelated_from_one_position_to_the_next() -> None:
+    rows = noise(range(100), 2000).double()
+    assert kstest(rows.flatten().numpy(), "gumbel_r").pvalue > 1e-6
+    correlations = torch.corrcoef(torch.cat([rows, rows.roll(1, 1)]))
+    assert correlations.fill_diagonal_(0.0).abs().max() < 6 / math.sqrt(2000)
+
+
+@pytest.mark.parametrize("bits", [0, 2**64 - 1])
+def test_no_output_of_the_stream_makes_an_infinite_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(random_raw=lambda count: np.full(count, bits, np.uint64))
+    monkeypatch.setattr(Draws, "_stream", lambda *_: stream)
+    assert noise().isfinite().all()
+
+
+def test_rows_are_made_once_a_turn_and_dropped_behind_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = [], Draws._gumbel_row
+    monkeypatch.setattr(Draws, "_gumbel_row", lambda draws, *asked: made.append(asked[0]) or real(draws, *asked))
+    draws = Draws(**KEY, positions=1)
+    for root, height in ((4, 6), (5, 0), (6, 3), (9, 6), (12, 0)):
+        draws.gumbel(range(root + 1, root + 2 + height), 7, CPU)
+    assert sorted(made) == list(range(5, 17))
+    assert [position for position, *_ in draws._noise] == [13, 14, 15, 16]
+
+
+def test_the_targets_token_is_the_argmax_of_logits_and_at_t_above_0_of_noise_too() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [0.5, 0.0, 0.5]])
+    draws, positions = Draws(**KEY, positions=1), range(4, 6)
     assert target_tokens(logits, Sampling(), draws, positions).tolist() == [1, 0]
-    sampling = Sampling(1.0)
-    expected = draw(distribution(logits, sampling), draws.uniform("target", positions))
-    assert torch.equal(target_tokens(logits, sampling, draws, positions), expected)
+    added = noise(positions, 3)
+    assert torch.equal(scores(logits, Sampling(0.5), draws, positions), logits / 0.5 + added)
+    assert target_tokens(logits, Sampling(0.5), draws, positions).tolist() == (logits / 0.5 + added).argmax(1).tolist()
+    # Of equals the lowest id: an enormous logit swallows the noise.
+    assert target_tokens(torch.tensor([[0.0, 1e9, 1e9]]), Sampling(1.0), draws, range(1)).tolist() == [1]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.0, top_p=0.6), Sampling(1.0, top_k=3)], ids=str)
+def test_a_token_depends_on_its_logits_and_position_and_not_on_the_batch(sampling: Sampling) -> None:
+    logits = torch.randn(40, 60, generator=torch.Generator().manual_seed(0))
+    depths = torch.arange(40) % 7
+    together = target_tokens(logits, sampling, Draws(**KEY, positions=1), range(5, 12), depths).tolist()
+    draws = Draws(**KEY, positions=1)
+    for node in reversed(range(40)):
+        position = 5 + int(depths[node])
+        alone = target_tokens(logits[node : node + 1], sampling, draws, range(position, position + 1))
+        assert alone.tolist() == [together[node]]
+
+
+WARPS = [Sampling(1.0), Sampling(0.6), Sampling(1.0, top_k=4), Sampling(1.0, top_p=0.8), Sampling(1.5, 0.7, 6)]
+LOGITS = torch.tensor([0.3, -0.5, 1.0, 0.7, -0.2, 1.8, 0.7, -0.9, -math.inf])
+RACES = 40_000
+
+
+def law_of_the_race(sampling: Sampling, law: torch.Tensor) -> float:
+    """p-value of many positions' tokens against a law; 0 if one has no mass at all."""
+    tokens = target_tokens(LOGITS.expand(RACES, 9), sampling, Draws(**KEY, positions=1), range(RACES))
+    counts, due = tokens.bincount(minlength=9).numpy(), law.double().numpy() * RACES
+    assert due[due > 0].min() > 20
+    return 0.0 if counts[due == 0].any() else float(chisquare(counts[due > 0], due[due > 0] / due.sum() * RACES).pvalue)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("sampling", WARPS, ids=str)
+def test_the_law_of_the_race_is_the_warped_softmax(sampling: Sampling) -> None:
+    assert law_of_the_race(sampling, distribution(LOGITS, sampling)) > 1e-6
+    assert torch.equal(warped(LOGITS, sampling).isneginf(), distribution(LOGITS, sampling) == 0)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("sampling", WARPS, ids=str)
+def test_negative_control_a_race_at_another_temperature_or_without_filters_is_noticed(sampling: Sampling) -> None:
+    other = replace(sampling, temperature=0.9 * sampling.temperature)
+    assert law_of_the_race(other, distribution(LOGITS, sampling)) < 1e-6
+    if sampling.top_p < 1.0 or sampling.top_k:
+        assert law_of_the_race(Sampling(sampling.temperature), distribution(LOGITS, sampling)) == 0.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

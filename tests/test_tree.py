@@ -27,6 +27,7 @@ def check(tree: Tree, parents: list[int]) -> None:
     assert tree.size == size
     assert tree.parents.tolist() == parents
     assert tree.depths.tolist() == [len(line) - 1 for line in lines]
+    assert tree.height >= max(tree.depths.tolist())
     assert tree.mask.tolist() == [[key in line for key in range(size)] for line in lines]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from methods.base import Context, Draft, Sampling
-from methods.sampling import Draws, distribution
+from methods.sampling import Draws
 from methods.tree import chain, from_list
 from methods.verify import accept
 
@@ -51,9 +51,9 @@ def test_match_walks_while_a_child_holds_the_targets_token(
         if temperature == 0.0:
             drawn.append(logits[node].tolist().index(float(logits[node].max())))
         else:
-            u = float(draws.uniform("target", torch.tensor(ROOT + 1 + depth)))
-            cdf = np.cumsum(distribution(logits[node], sampling).double().numpy())
-            drawn.append(next(token for token in range(vocab) if cdf[token] > u * cdf[-1]))
+            noise = draws.gumbel(range(ROOT + 1 + depth, ROOT + 2 + depth), vocab, CPU)[0]
+            race = (logits[node] / temperature + noise).tolist()
+            drawn.append(race.index(max(race)))
     draft = Draft(torch.tensor(tokens), from_list(parents, CPU))
     assert accept(draft, logits, context(sampling, draws)) == slow_walk(parents, tokens, drawn)
 
