@@ -196,8 +196,9 @@ def _pinned(knobs: dict[str, Any]) -> dict[str, Any]:
     weights = knobs.get("weights")
     if isinstance(weights, str) and Path(weights).expanduser().is_dir():
         weights = {"kind": "folder", "id": weights}
-    if isinstance(weights, dict) and weights.get("kind") == "folder":
-        knobs = {**knobs, "weights": {**weights, "sha256": fingerprint(weights["id"])}}
+    if isinstance(weights, dict) and weights.get("kind") in ("folder", "shipped"):
+        folder = weights["id"] if weights["kind"] == "folder" else methods.shipped(weights["id"])
+        knobs = {**knobs, "weights": {**weights, "sha256": fingerprint(folder)}}
     return knobs
 
 

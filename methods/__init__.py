@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from methods.errors import ConfigError
@@ -69,6 +70,11 @@ def configure(name: str, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ConfigError(f"methods.{name}.{field.name}={value!r} must be of type {wanted.__name__}")
     return method, method.Config(**knobs)
+
+
+def shipped(name: str) -> Path:
+    """The folder of heads that came with this package, as in ``smollm2_135m/eagle``."""
+    return Path(__file__).parent / "weights" / name
 
 
 def hint(word: str, known: list[str]) -> str:

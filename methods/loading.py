@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from methods import shipped
 from methods.base import ConfigError
 from methods.target import Target
 
@@ -118,7 +119,7 @@ def fetch(source: Source) -> Path:
             raise ConfigError(f"weights folder {source.id} {reason}")
         return folder
     if source.kind == "shipped":
-        return Path(__file__).parent / "weights" / source.id
+        return shipped(source.id)
     if source.kind != "hub":
         raise ConfigError(f"weights of kind {source.kind!r} are not known; choose folder, hub or shipped")
     from huggingface_hub import snapshot_download

@@ -72,7 +72,7 @@ def drafted(law: Law, config: Eagle2Config) -> tuple[Draft, FakeHead]:
     """What EAGLE-2 proposes under a law, root 77."""
     head = FakeHead(law)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods.eagle2, "EagleHead", lambda weights, name, target: head)
+        patch.setattr(methods.eagle2, "EagleHead", lambda weights, name, target, **_: head)
         drafter = Eagle2(config, SimpleNamespace(vocab=len(law(()))))
     draft = drafter.propose(context([5, 77]))
     assert head.ended

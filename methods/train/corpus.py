@@ -20,8 +20,8 @@ from tqdm import tqdm
 from methods.errors import ConfigError
 from methods.loading import Loaded
 from methods.train.chat import Chat
-from methods.train.files import write_whole
-from methods.train.overlap import Overlap
+from methods.train.files import sha256, write_whole
+from methods.train.overlap import Overlap, files
 from methods.train.reading import passages
 from methods.train.settings import Corpus
 from methods.train.writing import write
@@ -87,8 +87,9 @@ def _save(loaded: Loaded, overlap: Overlap, texts: list[list[int]], path: Path) 
 
 
 def _check_same(settings: Corpus, path: Path) -> None:
-    """What decides a shard's content; how many there are does not, so a corpus may grow."""
+    """What decides a shard's content. How many there are does not, nor where the questions to keep out lie."""
     values = {key: value for key, value in asdict(settings).items() if key not in ("dialogues", "reading_tokens")}
+    values["exclude"] = sorted(sha256(file) for file in files(settings.exclude))
     text = json.dumps(values, sort_keys=True)
     if not path.exists():
         write_whole(path, lambda partial: partial.write_text(text))
