@@ -38,6 +38,7 @@ class Model:
     context: int | None = None
     eos_tokens: list[str] = field(default_factory=list)
     weights: dict[str, Any] = field(default_factory=dict)
+    trees: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("model.kind", self.kind, ("hub", "folder", "wheel"))
@@ -198,7 +199,7 @@ def _pinned(knobs: dict[str, Any]) -> dict[str, Any]:
         weights = {"kind": "folder", "id": weights}
     if isinstance(weights, dict) and weights.get("kind") in ("folder", "shipped"):
         folder = weights["id"] if weights["kind"] == "folder" else methods.shipped(weights["id"])
-        knobs = {**knobs, "weights": {**weights, "sha256": fingerprint(folder)}}
+        knobs = {**knobs, "weights": {**weights, "sha256": fingerprint(str(folder))}}
     return knobs
 
 

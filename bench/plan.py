@@ -47,9 +47,9 @@ class Cell:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads:
-        each belongs to its method's id."""
-        model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights")}
+        """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads and
+        their trees: each belongs to its method's id."""
+        model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights", "trees")}
         draws = {"draws": DRAWS} if self.decode.temperature > 0 else {}
         return {
             "schema": SCHEMA,

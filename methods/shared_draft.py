@@ -27,6 +27,7 @@ def shared_draft(source: Source, target: Target) -> Target | None:
     checkpoint = Checkpoint({"kind": source.kind, "id": source.id}, "sps", ("model.safetensors",))
     config: Any = copy.deepcopy(target.model.config)
     config.num_hidden_layers = int(checkpoint.config["num_hidden_layers"])
+    config.intermediate_size = int(checkpoint.config["intermediate_size"])
     with torch.device("meta"):
         model = type(target.model)(config)
     own = {name: tuple(value.shape) for name, value in model.base_model.named_parameters() if "embed" not in name}

@@ -100,7 +100,7 @@ def first_draft(drafter: Any, batch: Batch) -> list[int]:
 
 
 def test_sps_states(target: Target, batch: Batch, frozen: Frozen, tmp_path: Path) -> None:
-    head = shaken(SpSTraining(frozen, target, layers=1))
+    head = shaken(SpSTraining(frozen, target, layers=1, intermediate_size=40))
     draft = shared_draft(Source("folder", str(exported(head, tmp_path / "sps", target.vocab))), target)
     assert draft is not None
     states = draft.prefill(batch.tokens[0], capacity=WINDOW)

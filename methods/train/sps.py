@@ -1,4 +1,4 @@
-"""A draft model for speculative sampling, distilled (arXiv 2310.08461's forward KL): the target's first layers, kept.
+"""A draft model for speculative sampling, distilled (forward KL, arXiv 2310.08461): the target's first layers, kept.
 
     loss = cross_entropy(p_i, q_i)      p the target's distribution, q the draft's, at every position of the text
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,9 +24,14 @@ from methods.train.heads import Frozen, cross_entropy, hits
 
 
 class SpSTraining(nn.Module):
-    """The first ``layers`` layers of the target and its final norm."""
+    """The first ``layers`` layers of the target and its final norm.
 
-    def __init__(self, frozen: Frozen, target: Target, *, layers: int = 1) -> None:
+    ``intermediate_size`` prunes the MLPs to that many neurons, those of the largest weights; null keeps all.
+    """
+
+    def __init__(
+        self, frozen: Frozen, target: Target, *, layers: int = 2, intermediate_size: int | None = None
+    ) -> None:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -34,7 +40,11 @@ class SpSTraining(nn.Module):
         self.layers = nn.ModuleList(copy.deepcopy(layer).float() for layer in base.layers[:layers])
         self.norm = copy.deepcopy(base.norm).float()
         self.requires_grad_(True)
-        self.config = LlamaConfig.from_dict({**frozen.config.to_dict(), "num_hidden_layers": layers})
+        width = intermediate_size or frozen.config.intermediate_size
+        for layer in self.layers:
+            _prune(layer.get_submodule("mlp"), width)
+        sizes = {"num_hidden_layers": layers, "intermediate_size": width}
+        self.config = LlamaConfig.from_dict({**frozen.config.to_dict(), **sizes})
         self.config._attn_implementation = "sdpa"
         for layer in self.layers:
             layer.get_submodule("self_attn").config = self.config
@@ -67,3 +77,13 @@ class SpSTraining(nn.Module):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         config = {**self.config.to_dict(), "architectures": ["LlamaForCausalLM"], "shares_embedding": True}
         (folder / "config.json").write_text(json.dumps(config, indent=1, default=str), encoding="utf-8")
+
+
+@torch.no_grad()
+def _prune(mlp: Any, width: int) -> None:
+    """Keep the ``width`` neurons whose weights are largest, in their order."""
+    weight = mlp.gate_proj.weight.norm(dim=1) * mlp.up_proj.weight.norm(dim=1) * mlp.down_proj.weight.norm(dim=0)
+    kept = weight.topk(width).indices.sort().values
+    for name, dim in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
+        module = getattr(mlp, name)
+        module.weight = nn.Parameter(module.weight.index_select(dim, kept))
