@@ -23,6 +23,16 @@ class Judged:
     method_id: str
     verdict: Verdict
 
+    @property
+    def word(self) -> str:
+        """The verdict in a word, with a mark that says as much without colour."""
+        found = self.verdict
+        if not found.ok:
+            return "✗ VIOLATION"
+        if found.unchecked:
+            return "? not audited"
+        return "✓ within rounding" if found.near_tie else "✓ own draws" if found.by_law else "✓ identical"
+
 
 @dataclass(frozen=True)
 class Measured:

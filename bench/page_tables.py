@@ -21,11 +21,11 @@ _KEYS = ["model", "dtype", "decode", "method", "task"]
 
 @dataclass(frozen=True)
 class Entry:
-    """What a table cell says, what it sorts by (None: last), and the interval under it."""
+    """What a table cell says, what it sorts by (None: last), and what stands under it: the interval."""
 
     text: str
     sort: float | str | None
-    interval: str = ""
+    under: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,11 @@ def _grids(frame: pd.DataFrame) -> list[Grid]:
 def _entry(row: dict[Any, Any], name: str) -> Entry:
     value = row.get(name)
     if pd.isna(value):
-        return Entry("–", None)
+        reason = row.get("lossless") if name in GRID else None  # "no weights", say
+        return Entry("–", None, reason if isinstance(reason, str) else "")
     if isinstance(value, float):
         low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-        interval = "" if pd.isna(low) or pd.isna(high) else f"[{low:.2f}, {high:.2f}]"
+        interval = "" if pd.isna(low) or pd.isna(high) else f"{low:.2f}–{high:.2f}"
         text = f"{value:.0f}" if value.is_integer() and not interval else f"{value:.2f}"
         return Entry(text + GRID.get(name, ""), value, interval)
     return Entry(str(value), value if isinstance(value, int) else str(value))

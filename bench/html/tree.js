@@ -1,6 +1,6 @@
 "use strict";
-// Draws the draft tree of one cycle. Depth runs to the right; a node stands on the line of its first child, so that
-// the root is at the top left and the tree reads like an outline. Text from the records only ever becomes textContent.
+// Draws the draft tree of one cycle. Depth runs to the right; a node stands on the line of its first child, and what
+// became text comes first: it is the top line, whatever the tree. Text from the records only ever becomes textContent.
 const draftTree = (function () {
   const WIDTH = 124, HEIGHT = 22, COLUMN = 156, ROW = 30, MARGIN = 10, LETTERS = 9;
 
@@ -27,7 +27,10 @@ const draftTree = (function () {
     }
     nodes.forEach((node, index) => {
       node.depth = node.parent < 0 ? 0 : nodes[node.parent].depth + 1;
-      if (node.parent >= 0) nodes[node.parent].children.push(index);
+      if (node.parent < 0) return;
+      const siblings = nodes[node.parent].children;
+      if (node.fate === "accepted" || node.fate === "target") siblings.unshift(index);
+      else siblings.push(index);
     });
     return nodes;
   }
@@ -83,7 +86,8 @@ const draftTree = (function () {
     });
     group.append(make("rect", { class: "box", width: WIDTH, height: HEIGHT, rx: 4 }));
     if (node.confidence !== null) {
-      group.append(make("rect", { class: "level", y: HEIGHT - 4, x: 1, height: 3, width: node.confidence * (WIDTH - 2) }));
+      const width = node.confidence * (WIDTH - 2);
+      group.append(make("rect", { class: "level", y: HEIGHT - 4, x: 1, height: 3, width: width }));
     }
     const mark = { accepted: node.depth === 0 ? "" : "✓", target: "+" }[node.fate] || "";
     const number = node.confidence === null ? mark : mark + node.confidence.toFixed(2).replace(/^0/, "");
@@ -92,18 +96,21 @@ const draftTree = (function () {
     return group;
   }
 
-  function drawEdge(node, parent) {
-    const right = MARGIN + parent.depth * COLUMN + WIDTH, left = MARGIN + node.depth * COLUMN;
-    const from = MARGIN + parent.line * ROW + HEIGHT / 2, to = MARGIN + node.line * ROW + HEIGHT / 2;
-    const bend = (right + left) / 2;
-    return make("path", { class: node.fate, d: `M${right} ${from}H${bend}V${to}H${left}` });
+  // From the parent to its first child, and to any other down from the sibling before it: no two edges overlap.
+  function drawEdge(nodes, index) {
+    const node = nodes[index], siblings = nodes[node.parent].children;
+    const place = siblings.indexOf(index), middle = (line) => MARGIN + line * ROW + HEIGHT / 2;
+    const left = MARGIN + node.depth * COLUMN, right = left - COLUMN + WIDTH, bend = (left + right) / 2;
+    const start = place === 0 ? `M${right}` : `M${bend}`;
+    const above = nodes[place === 0 ? node.parent : siblings[place - 1]].line;
+    return make("path", { class: node.fate, d: `${start} ${middle(above)}V${middle(node.line)}H${left}` });
   }
 
   // The node that an arrow key leads to, or undefined.
   function towards(key, nodes, index) {
     const node = nodes[index];
     if (key === "ArrowLeft") return node.parent >= 0 ? node.parent : undefined;
-    if (key === "ArrowRight") return node.children.find((child) => nodes[child].fate === "accepted") ?? node.children[0];
+    if (key === "ArrowRight") return node.children[0];
     if (key === "Home") return 0;
     const level = nodes.map((_, each) => each).filter((each) => nodes[each].depth === node.depth);
     level.sort((one, other) => nodes[one].line - nodes[other].line);
@@ -119,11 +126,9 @@ const draftTree = (function () {
     const depth = Math.max(...nodes.map((node) => node.depth));
     svg.setAttribute("width", 2 * MARGIN + depth * COLUMN + WIDTH);
     svg.setAttribute("height", 2 * MARGIN + lines * ROW - (ROW - HEIGHT));
-    // Accepted edges last, so that no other edge hides them.
-    const edges = nodes.map((node, index) => [node, index]).filter(([node]) => node.parent >= 0);
-    edges.sort(([one], [other]) => Number(one.fate === "accepted") - Number(other.fate === "accepted"));
+    const edges = nodes.map((_, index) => index).filter((index) => nodes[index].parent >= 0);
     const groups = nodes.map(drawNode);
-    svg.replaceChildren(...edges.map(([node]) => drawEdge(node, nodes[node.parent])), ...groups);
+    svg.replaceChildren(...edges.map((index) => drawEdge(nodes, index)), ...groups);
     const select = (index) => {
       groups.forEach((group, each) => group.setAttribute("tabindex", each === index ? 0 : -1));
       groups[index].focus();

@@ -36,7 +36,8 @@
   const cycle = () => Number(pickCycle.value);
 
   function showRun() {
-    options(pickTurn, run().turns.map((each) => `${each.name}: ${each.question.slice(0, 60)}`));
+    const start = (text) => text.length > 60 ? text.slice(0, 59) + "…" : text;
+    options(pickTurn, run().turns.map((each) => `${each.name}: ${start(each.question)}`));
     showTurn();
   }
 
@@ -68,7 +69,10 @@
     draftTree.draw(find("tree"), step, turn().labels, (text) => { find("node").textContent = text; });
     const added = document.createElement("mark");
     added.textContent = step.text;
-    find("answer").replaceChildren(document.createTextNode(before), added);
+    const answer = find("answer");
+    answer.replaceChildren(document.createTextNode(before), added);
+    answer.scrollTop = answer.scrollHeight;
+    find("tree").parentElement.scrollTo(0, 0);
   }
 
   function summary(step) {
