@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from bench_support import ROOT, environment
+from bench_support import ROOT, Command, environment, tiny_settings
 from page_support import ATTACK, measure
 
 from bench import page, page_records, page_tables
@@ -61,6 +61,18 @@ def test_it_is_written_byte_for_byte_again_without_torch(results: Path) -> None:
     environ = {**environment(), "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=environ)
     assert path.read_bytes() == first
+
+
+def test_the_report_command_writes_it_even_when_the_table_has_holes(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(monkeypatch, capfd)
+    settings = tiny_settings(tiny_model_folder, tmp_path)
+    result = command("table=table1", "task=nq", "method=pld", *settings, module="bench.report")
+    assert result.code == 1
+    assert len(result.last_line["holes"]) == 2
+    assert f"wrote {tmp_path / 'report.html'}" in result.err
+    assert "Nothing was measured" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_it_asks_for_nothing_and_its_policy_allows_nothing_but_its_own(results: Path) -> None:

@@ -94,6 +94,7 @@
     });
     find("strip").setAttribute("viewBox", `0 0 ${Math.max(counts.length, 1)} 1`);
     find("strip").setAttribute("preserveAspectRatio", "none");
+    find("strip").style.maxWidth = `${counts.length * 2.5}rem`;
     find("strip").replaceChildren(...bars);
   }
 
