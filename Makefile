@@ -41,8 +41,8 @@ reproduce-table1: $(STAMP) ## Measure and draw Table 1 for what this machine can
 	@echo "running Table 1; stop it at any time, the same command goes on"
 	$(BIN)/python -m bench.run table=table1 $(ARGS)
 
-report: $(STAMP) ## Redraw the tables from the records
-	@echo "drawing tables from records"
+report: $(STAMP) ## Redraw the tables and results/report.html from the records
+	@echo "drawing tables and page from records"
 	$(BIN)/python -m bench.report table=table1 $(ARGS)
 
 bench: $(STAMP) ## Measure our loop against transformers' generate, interleaved

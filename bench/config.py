@@ -108,11 +108,14 @@ class Measure:
     repeats: int
     audit: bool
     history: str
+    trace: int = 0
 
     def __post_init__(self) -> None:
         _one_of("measure.history", self.history, ("vanilla", "self"))
         if self.warmup_tokens < 0 or self.repeats < 1:
             raise ConfigError("measure.warmup_tokens must be 0 or more and measure.repeats 1 or more")
+        if self.trace < 0:
+            raise ConfigError(f"measure.trace={self.trace} must be 0 (off) or more: questions a cell with draft trees")
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,22 @@ class Cell:
     @property
     def identity(self) -> dict[str, Any]:
         """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads and
-        their trees: each belongs to its method's id."""
+        their trees, since each belongs to its method's id, and the traces, which are recorded apart from the clock."""
         model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights", "trees")}
+        measure = {key: value for key, value in asdict(self.measure).items() if key != "trace"}
         draws = {"draws": DRAWS} if self.decode.temperature > 0 else {}
         return {
             "schema": SCHEMA,
             "model": model,
             "task": self.task.name,
             "questions": [question.sha256 for question in self.questions],
+<<<<<<< HEAD
             "decode": asdict(self.decode) | draws,
             "measure": asdict(self.measure),
+=======
+            "decode": asdict(self.decode),
+            "measure": measure,
+>>>>>>> page
         }
 
     @property
@@ -112,3 +118,13 @@ def missing(cell: Cell, store: Store) -> list[Work]:
             if lacking or VANILLA not in seen:
                 work.append(Work(index, question, repeat, lacking))
     return work
+
+
+def untraced(cell: Cell, store: Store) -> list[tuple[Question, str]]:
+    """Of the first ``measure.trace`` questions, those that were measured and have no trace, with the method's name."""
+    if not cell.measure.trace:
+        return []
+    measured = {(block["question_id"], run["method_id"]) for block in store.blocks() for run in block["runs"]}
+    wanted = measured - {(trace["question_id"], trace["method_id"]) for trace in store.traces()}
+    first = cell.questions[: cell.measure.trace]
+    return [(one, name) for one in first for name, ident in cell.method_ids.items() if (one.id, ident) in wanted]

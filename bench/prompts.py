@@ -1,11 +1,16 @@
-"""Questions and answers so far -> prompt token ids, by a named template."""
+"""Questions and answers so far -> prompt token ids, by a named template; and the request that decodes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bench.plan import Cell, Question
+from methods.base import Request, Sampling
 from methods.errors import ConfigError
+
+if TYPE_CHECKING:
+    from methods.loading import Loaded
 
 TEMPLATES = ("tokenizer",)
 
@@ -37,3 +42,16 @@ def render(tokenizer: Any, template: str, questions: Sequence[str], answers: Seq
 def answer_text(tokenizer: Any, output_ids: Sequence[int]) -> str:
     """An answer as it enters the next turn: special tokens and outer white space removed."""
     return str(tokenizer.decode(list(output_ids), skip_special_tokens=True)).strip()
+
+
+def sampling(cell: Cell) -> Sampling:
+    """How the cell's target chooses its tokens."""
+    decode = cell.decode
+    return Sampling(decode.temperature, decode.top_p, decode.top_k, decode.seed)
+
+
+def request(cell: Cell, question: Question, loaded: Loaded, answers: Sequence[str], repeat: int = 0) -> Request:
+    """Turn ``len(answers)`` of a question. A repeat is a new sample at T>0: its number enters the key of the draws."""
+    ids = render(loaded.tokenizer, cell.model.template, question.turns, answers)
+    key = f"{question.id}#{repeat}" if repeat else question.id
+    return Request(ids, cell.decode.max_new_tokens, loaded.eos_ids, sampling(cell), key, len(answers))

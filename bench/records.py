@@ -4,6 +4,7 @@
       cell.json        the resolved config, written before the first block
       sessions/*.json  provenance and hardware of each process that wrote here
       blocks.jsonl     one line a block: raw facts only
+      traces.jsonl     one line a question and method: its draft trees, where measure.trace asks for them
       events.jsonl     what went wrong
       DONE | FAILED.json
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class Store:
                 f"cannot write results to {self.folder}: {error.strerror}; choose results=FOLDER"
             ) from None
         try:
-            for name in ("blocks.jsonl", "events.jsonl"):
+            for name in ("blocks.jsonl", "traces.jsonl", "events.jsonl"):
                 _cut_torn_line(self.folder / name)
             yield
         finally:
@@ -73,6 +74,9 @@ class Store:
 
     def append_block(self, block: dict[str, Any]) -> None:
         _append(self.folder / "blocks.jsonl", block)
+
+    def append_trace(self, trace: dict[str, Any]) -> None:
+        _append(self.folder / "traces.jsonl", trace)
 
     def append_event(self, event: dict[str, Any]) -> None:
         _append(self.folder / "events.jsonl", event)
@@ -110,22 +114,26 @@ class Store:
         Raises:
             DamagedRecordError: if a line before the last is not a block of this schema.
         """
-        path = self.folder / "blocks.jsonl"
-        if not path.exists():
-            return []
-        blocks = []
-        *lines, _torn = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                block = json.loads(line)
-                if block["schema"] != SCHEMA:
-                    raise DamagedRecordError(f"{path}:{number} has schema {block['schema']}, this code reads {SCHEMA}")
-            except (ValueError, KeyError, TypeError) as error:
-                raise DamagedRecordError(
-                    f"{path}:{number} is damaged ({error}); move the folder away and run again"
-                ) from None
-            blocks.append(block)
-        return blocks
+        return _read_lines(self.folder / "blocks.jsonl")
+
+    def traces(self) -> list[dict[str, Any]]:
+        """Every whole trace, in the order written.
+
+        Raises:
+            DamagedRecordError: if a line before the last is not a trace of this schema.
+        """
+        return _read_lines(self.folder / "traces.jsonl")
+
+
+def repeats(trace: dict[str, Any], blocks: Iterable[dict[str, Any]]) -> bool:
+    """Whether the traced decode gave the very tokens that were timed: bfloat16 on another machine may not."""
+    traced = [[token for step in turn["steps"] for token in step["tokens"]] for turn in trace["turns"]]
+    return any(
+        run["method_id"] == trace["method_id"] and [turn["output_ids"] for turn in run["turns"]] == traced
+        for block in blocks
+        if block["question_id"] == trace["question_id"] and block["repeat"] == 0
+        for run in block["runs"]
+    )
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
@@ -155,6 +163,24 @@ def _append(path: Path, record: dict[str, Any]) -> None:
         os.fsync(file.fileno())
     if new:
         _sync_folder(path.parent)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    records = []
+    *lines, _torn = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if record["schema"] != SCHEMA:
+                raise DamagedRecordError(f"{path}:{number} has schema {record['schema']}, this code reads {SCHEMA}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedRecordError(
+                f"{path}:{number} is damaged ({error}); move the folder away and run again"
+            ) from None
+        records.append(record)
+    return records
 
 
 def _cut_torn_line(path: Path) -> None:

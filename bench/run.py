@@ -17,7 +17,7 @@ from bench import grid, search_path
 from bench.config import Table
 from bench.mistakes import explain
 from bench.paths import CONF
-from bench.plan import Cell, missing
+from bench.plan import Cell, missing, untraced
 from bench.records import DamagedRecordError, Store
 from methods.errors import ConfigError
 
@@ -65,7 +65,8 @@ def _run(config: DictConfig) -> int:
     results = results_folder(config)
     if config.plan.dry_run:
         return _print_plan(cells, results)
-    todo = [cell for cell in cells if missing(cell, Store(cell.folder(results)))]
+    stores = {cell.name: Store(cell.folder(results)) for cell in cells}
+    todo = [cell for cell in cells if missing(cell, stores[cell.name]) or untraced(cell, stores[cell.name])]
     failed: list[str] = []
     if todo:
         print(

@@ -18,12 +18,12 @@ import torch
 from tqdm import tqdm
 
 import methods
-from bench import audit, hardware, prompts, provenance
+from bench import audit, hardware, prompts, provenance, traces
 from bench.config import Model, method_id
-from bench.plan import VANILLA, Cell, Question, Work, missing
-from bench.records import SCHEMA, Store
+from bench.plan import VANILLA, Cell, Question, Work, missing, untraced
+from bench.records import SCHEMA, Store, repeats
 from bench.timing import Stopwatch, wall_time
-from methods.base import Drafter, Request, Sampling
+from methods.base import Drafter, Request
 from methods.decoding import decode
 from methods.loading import Loaded, Source, load_model
 
@@ -53,15 +53,17 @@ class Session:
             store = Store(cell.folder(results))
             with store.writing():
                 work = missing(cell, store)
-                if not work:
+                if not work and not untraced(cell, store):
                     continue
                 store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
                 drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
                 store.write_session(self.name, {"hardware": self._hardware(), "provenance": provenance.describe()})
                 try:
-                    self._run_cell(cell, work, drafters, store)
+                    if work:
+                        self._run_cell(cell, work, drafters, store)
                     finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
                     store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
+                    self._trace(cell, drafters, store)  # last: what is timed comes first, and on its own
                 except Exception as error:  # noqa: BLE001 a failed cell is recorded, and the next one still runs
                     facts = {"error": f"{type(error).__name__}: {error}", "session": self.name, "at": wall_time()}
                     store.append_event({**facts, "traceback": traceback.format_exc()})
@@ -91,6 +93,17 @@ class Session:
                 store.append_block({"schema": SCHEMA, "session": self.name, **block})
                 bar.set_postfix_str(running.update(block))
 
+    def _trace(self, cell: Cell, drafters: dict[str, Drafter], store: Store) -> None:
+        assert self._loaded is not None
+        lacking = untraced(cell, store)
+        blocks = store.blocks() if lacking else []
+        for question, name in tqdm(lacking, desc=f"{cell.name} traces", unit="trace", disable=not lacking):
+            trace = traces.record(cell, question, name, drafters[name], self._loaded, blocks)
+            if not repeats(trace, blocks):
+                what = f"trace of {name} on question {question.id}: other tokens than when it was timed"
+                store.append_event({"error": what, "session": self.name, "at": wall_time()})
+            store.append_trace({"schema": SCHEMA, "session": self.name, **trace})
+
     def _load(self, model: Model) -> None:
         if self._loaded is None or self._model != model:
             self._loaded, self._drafters, self._warm = None, {}, set()  # free the old weights first
@@ -115,7 +128,7 @@ class Session:
     def _warm_up(self, cell: Cell, drafters: dict[str, Drafter]) -> None:
         """Let each method decode once, unrecorded, so that the first block pays for no allocation or compilation."""
         assert self._loaded is not None
-        sampling = _sampling(cell)
+        sampling = prompts.sampling(cell)
         for name, drafter in drafters.items():
             key = (method_id(name, cell.methods.get(name, {})), sampling.greedy)
             if key in self._warm or not cell.measure.warmup_tokens:
@@ -143,10 +156,10 @@ class _Block:
         question: Question = self._work.question
         answers: dict[str, list[str]] = {name: [] for name in self._order}
         turns: dict[str, list[dict[str, Any]]] = {name: [] for name in self._order}
-        for turn in range(len(question.turns)):
+        for _ in question.turns:
             for name in self._order:
                 source = VANILLA if self._cell.measure.history == "vanilla" else name
-                turns[name].append(self._turn(name, turn, answers[source]))
+                turns[name].append(self._turn(name, answers[source]))
             for name in self._order:
                 ids = turns[name][-1]["output_ids"]
                 answers[name] = [*answers[name], prompts.answer_text(self._loaded.tokenizer, ids)]
@@ -161,12 +174,9 @@ class _Block:
             ],
         }
 
-    def _turn(self, name: str, turn: int, answers: list[str]) -> dict[str, Any]:
+    def _turn(self, name: str, answers: list[str]) -> dict[str, Any]:
         cell, loaded, question = self._cell, self._loaded, self._work.question
-        ids = prompts.render(loaded.tokenizer, cell.model.template, question.turns, answers)
-        # A repeat is a new sample at T>0, so its number enters the key of the draws.
-        key = question.id if not self._work.repeat else f"{question.id}#{self._work.repeat}"
-        request = Request(ids, cell.decode.max_new_tokens, loaded.eos_ids, _sampling(cell), key, turn)
+        request = prompts.request(cell, question, loaded, answers, self._work.repeat)
         drafter = self._drafters[name]
         watch = Stopwatch(self._sync)
         steps = []
@@ -178,7 +188,7 @@ class _Block:
             steps.append(step)
         output_ids = [token for step in steps for token in step.tokens]
         record: dict[str, Any] = {
-            "prompt_tokens": len(ids),
+            "prompt_tokens": len(request.prompt_ids),
             "output_ids": output_ids,
             "emitted": [len(step.tokens) for step in steps],
             "rows": [step.rows for step in steps],
@@ -213,11 +223,6 @@ class _Running:
             f"{name} {tokens * 1e9 / max(ns, 1):.0f} tok/s tau {emitted / max(cycles, 1):.2f}"
             for name, (tokens, ns, emitted, cycles) in self._sums.items()
         )
-
-
-def _sampling(cell: Cell) -> Sampling:
-    decoding = cell.decode
-    return Sampling(decoding.temperature, decoding.top_p, decoding.top_k, decoding.seed)
 
 
 def _peak_bytes(loaded: Loaded) -> int:

@@ -97,7 +97,8 @@ class Draft:
     never accepted and bring their own ``mask`` (which keys of this forward each row sees) and ``offsets`` (position
     minus the root's). ``logit_rows`` leading rows get logits (default: the tree). ``q`` holds the distributions that
     tokens were really drawn from: for ``chain``, row i is that of node i+1; for ``siblings``, row j is that of the
-    children of node ``q_nodes[j]``.
+    children of node ``q_nodes[j]``. ``scores`` are the cumulative log-probabilities that the drafter gave the nodes
+    below the root, from a drafter that has them anyway; nothing in decoding reads them.
     """
 
     tokens: Int[Tensor, "rows"]
@@ -108,6 +109,7 @@ class Draft:
     logit_rows: int | None = None
     q: Float[Tensor, "drawn vocab"] | None = None
     q_nodes: tuple[int, ...] = ()
+    scores: Float[Tensor, "drafted"] | None = None
 
     @property
     def rows(self) -> int:
@@ -134,15 +136,20 @@ class Step:
     """One target forward. The first step of a turn is the prefill (one token, nothing drafted).
 
     ``tokens`` is what the step added to the answer, already cut at the first EOS and at the length limit;
-    ``rows`` the rows of the forward, ``drafted`` the tree nodes below the root, ``accepted`` the depth reached
-    before any cut; ``finish`` is set on the last step.
+    ``rows`` the rows of the forward, ``drafted`` the tree nodes below the root, ``path`` the accepted rows of the
+    draft, root first and before any cut; ``finish`` is set on the last step.
     """
 
     tokens: tuple[int, ...]
     rows: int
     drafted: int
-    accepted: int
+    path: tuple[int, ...] = (0,)
     finish: Finish | None = None
+
+    @property
+    def accepted(self) -> int:
+        """The depth reached."""
+        return len(self.path) - 1
 
 
 class Drafter(Protocol):

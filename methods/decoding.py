@@ -79,7 +79,7 @@ def decode(target: Target, drafter: Drafter, request: Request, probe: Probe = _n
         return tuple(kept), "length" if limit == by_length else "context"
 
     kept, finish = commit([root])
-    yield Step(kept, len(prompt), 0, 0, finish)
+    yield Step(kept, len(prompt), 0, finish=finish)
     if finish is None:
         drafter.begin(request, Prefill(hidden, root))
     del hidden
@@ -103,4 +103,4 @@ def decode(target: Target, drafter: Drafter, request: Request, probe: Probe = _n
         if finish is None:
             drafter.observe(Outcome(draft, path, tokens, hidden, logits))
         probe("commit")
-        yield Step(kept, draft.rows, tree.size - 1, len(path) - 1, finish)
+        yield Step(kept, draft.rows, tree.size - 1, tuple(path), finish)

@@ -49,11 +49,12 @@ def test_the_id_does_not_depend_on_the_order_in_which_settings_were_given() -> N
         {"task": {"path": "elsewhere/toy.jsonl"}},
         {"task": {"source": "hub", "hub": Hub("other/set", "train")}},
         {"task": {"count": None}},
+        {"measure": {"trace": 3}},
         {"methods": {}},
         {"methods": BOTH},
         {"questions": (Question("a", "other", ("Hello?",), ("ref",)), Question("b", "", ("One?", "Two?")))},
     ],
-    ids=["device", "heads", "path", "source", "count", "no methods", "more methods", "category and reference"],
+    ids=["device", "heads", "path", "source", "count", "trace", "no methods", "more methods", "category and reference"],
 )
 def test_the_id_ignores_what_cannot_change_a_number(changes: dict[str, Any]) -> None:
     assert cell(**changes).id == cell().id
@@ -88,7 +89,7 @@ def test_the_id_changes_with_each_setting_that_matters(group: str, name: str) ->
 
 def test_no_setting_was_added_without_a_decision_about_the_id() -> None:
     for schema, values in (CHANGED[group] for group in ("model", "decode", "measure")):
-        assert {field.name for field in fields(schema)} - {"device", "weights"} == set(values)
+        assert {field.name for field in fields(schema)} - {"device", "weights", "trace"} == set(values)
 
 
 A, B = cell().questions
