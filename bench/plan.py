@@ -57,13 +57,8 @@ class Cell:
             "model": model,
             "task": self.task.name,
             "questions": [question.sha256 for question in self.questions],
-<<<<<<< HEAD
             "decode": asdict(self.decode) | draws,
-            "measure": asdict(self.measure),
-=======
-            "decode": asdict(self.decode),
             "measure": measure,
->>>>>>> page
         }
 
     @property
