@@ -83,7 +83,7 @@ def _measured(store: Store) -> Measured:
     config, blocks, traced = store.cell(), store.blocks(), store.traces()
     failed = store.failed()
     state = f"failed: {failed['error']}" if failed else "done" if store.done() else "unfinished"
-    greedy, dtype = config["decode"]["temperature"] == 0, config["model"]["dtype"]
+    dtype = config["model"]["dtype"]
     idents = dict.fromkeys((run["method"], run["method_id"]) for block in blocks for run in block["runs"])
     wrote = {record["session"] for record in [*blocks, *traced]}
     return Measured(
@@ -91,7 +91,7 @@ def _measured(store: Store) -> Measured:
         config=config,
         state=state,
         blocks=len(blocks),
-        judged=[Judged(name, ident, judge(blocks, ident, dtype, greedy=greedy)) for name, ident in idents],
+        judged=[Judged(name, ident, judge(blocks, ident, dtype)) for name, ident in idents],
         sessions={name: facts for name, facts in store.sessions().items() if name in wrote},
         traces=[_shown(trace, repeats(trace, blocks)) for trace in traced],
     )
