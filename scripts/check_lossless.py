@@ -15,7 +15,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,8 +45,7 @@ def main() -> int:
     options = _arguments()
     first = setup_of_task(options.model, TASKS[0])
     loaded = load_target(first, options.dtype)
-    weights = dict(pair.split("=", 1) for pair in options.weights)
-    drafters = {name: _drafter(name, weights, loaded) for name in options.methods if name != GENERATE}
+    drafters = {name: _drafter(name, options, loaded) for name in options.methods if name != GENERATE}
     vanilla = methods.load("vanilla", {}, loaded.target)
     counts: dict[str, list[int]] = {}
     differ = []
@@ -102,11 +100,12 @@ def generate(loaded: Loaded, request: Request, **options: Any) -> list[int]:
     return tokens
 
 
-def setup_of_task(model: str, task: str, count: int | None = None) -> Setup:
-    """One task\'s configuration, outside a Hydra run."""
+def setup_of_task(model: str, task: str, count: int | None = None, method: str = "vanilla") -> Setup:
+    """One task's configuration, outside a Hydra run."""
+    amount = "null" if count is None else count
+    overrides = [f"model={model}", f"task={task}", f"task.count={amount}", f"method=[{method}]"]
     with initialize_config_dir(str(CONF), version_base=None):
-        amount = "null" if count is None else count
-        return setup_of(compose("config", overrides=[f"model={model}", f"task={task}", f"task.count={amount}"]))
+        return setup_of(compose("config", overrides=overrides))
 
 
 def load_target(setup: Setup, dtype: str) -> Loaded:
@@ -115,8 +114,12 @@ def load_target(setup: Setup, dtype: str) -> Loaded:
     return load_model(Source(model.kind, model.id, model.revision, model.file, model.sha256), dtype=dtype)
 
 
-def _drafter(name: str, weights: dict[str, str], loaded: Loaded) -> Drafter:
-    knobs = {"weights": str(Path(weights[name]))} if name in weights else {}
+def _drafter(name: str, options: argparse.Namespace, loaded: Loaded) -> Drafter:
+    """A method in its published settings, with the model's own heads unless ``--weights`` gives others."""
+    knobs = setup_of_task(options.model, TASKS[0], method=name).methods.get(name, {})
+    given = dict(pair.split("=", 1) for pair in options.weights)
+    if name in given:
+        knobs = {**knobs, "weights": given[name]}
     return methods.load(name, knobs, loaded.target, loaded.tokenizer)
 
 

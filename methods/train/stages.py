@@ -63,7 +63,8 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     }
     folder = export(head, frequent, manifest, Path(settings.output) / method)
     reached = probe.tau(loaded, method, knobs, folder, settings.probe)
-    return add(folder, {"probe": {"tau_micro": reached, "knobs": knobs, **asdict(settings.probe)}})
+    used = {key: value for key, value in knobs.items() if key != "weights"}
+    return add(folder, {"probe": {"tau_micro": reached, "knobs": used, **asdict(settings.probe)}})
 
 
 def _head(method: str, loaded: Loaded, frozen: Frozen, own: dict[str, Any]) -> Any:
