@@ -46,7 +46,8 @@ class Cell:
     @property
     def identity(self) -> dict[str, Any]:
         """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads:
-        each belongs to its method's id."""
+        each belongs to its method's id. A switch that is off is left out, so that adding one renames no old cell."""
+        measure = {key: value for key, value in asdict(self.measure).items() if key != "nodes" or value}
         model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights")}
         return {
             "schema": SCHEMA,
@@ -54,7 +55,7 @@ class Cell:
             "task": self.task.name,
             "questions": [question.sha256 for question in self.questions],
             "decode": asdict(self.decode),
-            "measure": asdict(self.measure),
+            "measure": measure,
         }
 
     @property

@@ -97,7 +97,8 @@ class Draft:
     never accepted and bring their own ``mask`` (which keys of this forward each row sees) and ``offsets`` (position
     minus the root's). ``logit_rows`` leading rows get logits (default: the tree). ``q`` holds the distributions that
     tokens were really drawn from: for ``chain``, row i is that of node i+1; for ``siblings``, row j is that of the
-    children of node ``q_nodes[j]``.
+    children of node ``q_nodes[j]``. ``log_confidence`` is the draft's own log-probability of each node below the root
+    given its parent, where a method has it at no cost; no rule reads it.
     """
 
     tokens: Int[Tensor, "rows"]
@@ -108,6 +109,7 @@ class Draft:
     logit_rows: int | None = None
     q: Float[Tensor, "drawn vocab"] | None = None
     q_nodes: tuple[int, ...] = ()
+    log_confidence: Float[Tensor, "drafted"] | None = None
 
     @property
     def rows(self) -> int:

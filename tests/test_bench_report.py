@@ -13,13 +13,15 @@ import pandas as pd
 import pytest
 from bench_support import ROOT, Command, block, cell, environment, tiny_settings, turn
 
-from bench import tables
-from bench.config import Table
+from bench import layout, tables
+from bench.config import Style, Table
+from bench.evidence import MixedHardwareError
 from bench.plan import VANILLA, Cell
 from bench.records import Store
 from bench.stats import ESTIMATORS, estimate, sums
 
 TABLE = Table("toy", "A title", "all", ["one", "two"], ["greedy"])
+PAPER, OURS = Style("paper"), Style("ours")
 MACHINE = {"cpu": "A CPU", "cores": 2, "gpus": []}
 GPU = {"cpu": "A CPU", "cores": 8, "gpus": [{"name": "H200"}]}
 
@@ -88,7 +90,7 @@ def test_a_cell_that_is_not_whole_is_a_hole_with_its_reason(tmp_path: Path) -> N
         f"{none.name}: 2 of 2 questions to run",
     ]
     assert set(report.rows["task"]) == {"done"}
-    page = tables.markdown(report, "A title")
+    page = layout.markdown(report, "A title", PAPER)
     assert all(f"- {hole}" in page for hole in report.holes)
 
 
@@ -111,16 +113,16 @@ def test_a_method_without_weights_has_a_place_in_the_table_and_no_number(tmp_pat
     lacking = report.rows[report.rows["method"] == "eagle2"]
     assert list(lacking["task"]) == ["one", "two"]
     assert lacking[list(ESTIMATORS)].isna().all(axis=None)
-    page = tables.markdown(report, "A title")
+    page = layout.markdown(report, "A title", PAPER)
     (line,) = [line for line in page.splitlines() if line.startswith("| eagle2")]
-    assert [text.strip() for text in line.split("|")][2:4] == ["no weights"] * 2
-    for path in tables.write(report, TABLE, tmp_path):
+    assert [text.strip() for text in line.split("|")][2:6] == ["no weights"] * 4
+    for path in layout.write(report, TABLE, tmp_path, PAPER):
         assert path.stat().st_size
 
 
 def test_no_table_mixes_machines(tmp_path: Path) -> None:
     two = [measured(tmp_path, "one"), measured(tmp_path, "two", hardware=GPU)]
-    with pytest.raises(tables.MixedHardwareError, match=r"1 x H200; A CPU, 2 cores"):
+    with pytest.raises(MixedHardwareError, match=r"1 x H200; A CPU, 2 cores"):
         tables.collect(two, tmp_path)
     assert tables.collect(two[1:], tmp_path).machine == "1 x H200"
 
@@ -134,22 +136,24 @@ def test_a_session_that_measured_nothing_does_not_count_as_a_machine(tmp_path: P
 def test_the_four_files_say_the_same_and_are_the_same_every_time(tmp_path: Path) -> None:
     cells = [measured(tmp_path, "one"), measured(tmp_path, "two")]
     report = tables.collect(cells, tmp_path)
-    paths = tables.write(report, TABLE, tmp_path)
+    paths = layout.write(report, TABLE, tmp_path, PAPER)
     assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
         f"tables/toy.{suffix}" for suffix in ("md", "csv", "tex", "parquet")
     ]
     before = [path.read_bytes() for path in paths]
-    tables.write(tables.collect(cells, tmp_path), TABLE, tmp_path)
+    layout.write(tables.collect(cells, tmp_path), TABLE, tmp_path, PAPER)
     assert [path.read_bytes() for path in paths] == before
 
     from_csv, from_parquet = pd.read_csv(paths[1]), pd.read_parquet(paths[3])
-    pd.testing.assert_frame_equal(from_csv, from_parquet, check_dtype=False)
-    pd.testing.assert_frame_equal(from_parquet, report.rows, check_dtype=False)
+    same, *others = (frame.astype(object).where(frame.notna(), None) for frame in (report.rows, from_csv, from_parquet))
+    for other in others:
+        pd.testing.assert_frame_equal(same, other, check_dtype=False)
     page, tex = paths[0].read_text(), paths[2].read_text()
     row = from_csv.set_index(["method", "task"]).loc[("pld", "one")]
-    shown = f"{row['speedup_geomean']:.2f}x [{row['speedup_geomean_low']:.2f}, {row['speedup_geomean_high']:.2f}]"
-    for text in (page, tex):
-        assert f"{shown} / {row['tau_paper']:.2f}" in text
+    for name, unit in (("speedup_paper", "x"), ("tau_paper", "")):
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        for text in (page, tex):
+            assert f"{row[name]:.2f}{unit} [{low:.2f}, {high:.2f}]" in text
     assert page.startswith("# A title\n")
     assert "Machine: A CPU, 2 cores." in page
     assert "pld: max_ngram=3." in page
@@ -175,8 +179,9 @@ def test_a_table_is_run_written_and_redrawn_byte_for_byte_without_torch(
     assert result.code == 0, result.err
     assert result.last_line["cells"] == 4
     files = {path.name: path for path in (tmp_path / "tables").iterdir()}
-    assert set(files) == {f"table1.{suffix}" for suffix in ("md", "csv", "tex", "parquet")}
-    rows = pd.read_csv(files["table1.csv"])
+    # The command names tasks and methods, so this is not the whole of Table 1 and must not take its place.
+    assert set(files) == {f"table1-partial.{suffix}" for suffix in ("md", "csv", "tex", "parquet")}
+    rows = pd.read_csv(files["table1-partial.csv"])
     assert len(rows) == 2 * 3 * (2 + 1), "decodings x methods x (tasks and their mean)"
     assert set(rows["lossless"].dropna()) == {"identical 2/2"}
     assert (rows[rows["method"] == "vanilla"]["speedup_geomean"] == 1.0).all()
@@ -210,12 +215,12 @@ def test_records_of_two_machines_are_refused_in_one_line(
     small_table: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mixed(*_: Any) -> None:
-        raise tables.MixedHardwareError("records of different machines cannot share a table: A; B")
+        raise MixedHardwareError("records of different machines cannot share a table: A; B")
 
     monkeypatch.setattr(tables, "collect", mixed)
     try:
         result = command(*small_table, module="bench.report")
-    except tables.MixedHardwareError:
+    except MixedHardwareError:
         pytest.fail("a traceback reached the user")
     assert result.code in (1, 2)
     assert "records of different machines cannot share a table: A; B" in result.err
