@@ -12,9 +12,12 @@ import pandas as pd
 import methods
 from bench.evidence import Measured, gather
 from bench.plan import Cell
-from bench.stats import Comparison, compare, per_question, stacked
+from bench.stats import Array, Comparison, Sums, compare, per_question, stacked
 from bench.tables import decoding
 from methods.errors import ConfigError
+
+Pair = tuple[Array, Array]
+"""The first method's values and the second's, question by question."""
 
 
 def tests(cells: Sequence[Cell], names: Sequence[str], results: Path) -> tuple[str, list[str]]:
@@ -33,7 +36,7 @@ def tests(cells: Sequence[Cell], names: Sequence[str], results: Path) -> tuple[s
         if name in cells[0].without_weights:
             raise ConfigError(f"{name} has no weights for model={cells[0].model.name}, so there is nothing to compare")
     evidence = gather(cells, results)
-    rows = [row for one in evidence.measured if {first, second} <= set(one.verdicts) for row in _rows(one, *names)]
+    rows = _rows([one for one in evidence.measured if {first, second} <= set(one.verdicts)], first, second)
     page = [f"# {first} against {second}\n"]
     if rows:
         page.append(f"\n{pd.DataFrame(rows).to_markdown(index=False, floatfmt='.3f')}\n")
@@ -47,25 +50,44 @@ def tests(cells: Sequence[Cell], names: Sequence[str], results: Path) -> tuple[s
     return "".join(page), evidence.holes
 
 
-def _rows(one: Measured, first: str, second: str) -> list[dict[str, Any]]:
+def _rows(measured: Sequence[Measured], first: str, second: str) -> list[dict[str, Any]]:
+    """Each task by itself, then all tasks of a model and decoding together."""
+    groups: dict[tuple[str, str], list[tuple[str, dict[str, Pair]]]] = {}
+    for one in measured:
+        found = groups.setdefault((one.cell.model.name, decoding(one.cell.decode)), [])
+        found.append((one.cell.task.name, _values(one, first, second)))
+    rows = []
+    for (model, decode), tasks in groups.items():
+        if len(tasks) > 1:
+            tasks = [*tasks, ("all", {of: _joined([values[of] for _, values in tasks]) for of in ("speed", "tau")})]
+        for task, values in tasks:
+            for of, pair in values.items():
+                if len(pair[0]):
+                    head = {"model": model, "decode": decode, "task": task, "of": of}
+                    rows.append(head | _shown(compare(*pair), first, second))
+    return rows
+
+
+def _values(one: Measured, first: str, second: str) -> dict[str, Pair]:
+    """Both methods' values on the questions that both answered."""
     of_first, of_second = (per_question(one.blocks, one.method_ids[name]) for name in (first, second))
     both = sorted(set(of_first) & set(of_second))
     a, b = (stacked(rows[question] for question in both) for rows in (of_first, of_second))
     cycled = (a.cycles > 0) & (b.cycles > 0)  # a question answered by the prefill alone has no tau
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = {
-            "speed": (
-                (a.tokens / a.seconds) / (a.vanilla_tokens / a.vanilla_seconds),
-                (b.tokens / b.seconds) / (b.vanilla_tokens / b.vanilla_seconds),
-            ),
-            "tau": ((a.emitted / a.cycles)[cycled], (b.emitted / b.cycles)[cycled]),
-        }
-    return [
-        {"model": one.cell.model.name, "decode": decoding(one.cell.decode), "task": one.cell.task.name, "of": name}
-        | _shown(compare(*pair), first, second)
-        for name, pair in values.items()
-        if len(pair[0])
-    ]
+    return {"speed": (_speed(a), _speed(b)), "tau": (_tau(a, cycled), _tau(b, cycled))}
+
+
+def _speed(s: Sums) -> Array:
+    return (s.tokens / s.seconds) / (s.vanilla_tokens / s.vanilla_seconds)
+
+
+def _tau(s: Sums, chosen: Any) -> Array:
+    return s.emitted[chosen] / s.cycles[chosen]
+
+
+def _joined(pairs: Sequence[Pair]) -> Pair:
+    firsts, seconds = zip(*pairs, strict=True)
+    return np.concatenate(firsts), np.concatenate(seconds)
 
 
 def _shown(found: Comparison, first: str, second: str) -> dict[str, Any]:

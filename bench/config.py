@@ -117,11 +117,15 @@ class Measure:
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes for a kind of machine: which models a table runs, and overrides that yield to the command line."""
+    """Sizes for a kind of machine: which models a table runs, and overrides that yield to the command line.
+
+    ``by_table`` holds further ones for single tables.
+    """
 
     name: str
     models: list[str]
     overrides: list[str]
+    by_table: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class Table:
     """A grid of cells that belong on one page. ``methods`` is ``all`` or a list of names.
 
     ``variants`` are further rows: a label that starts with a method's name, and the settings it changes.
-    ``overrides`` are sizes that this grid needs; they outrank the profile's and yield to the command line.
+    ``overrides`` are settings that this grid needs; they outrank the profile's, not its ``by_table``.
     ``figure`` names the drawing made of the cells instead of a table.
     """
 

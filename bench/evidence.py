@@ -54,6 +54,9 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
     holes: list[str] = []
     machines: set[str] = set()
     for cell in cells:
+        if cell.idle:
+            holes.append(f"{cell.name}: no weights for {', '.join(cell.without_weights)}")
+            continue
         store = Store(cell.folder(results))
         lacking = missing(cell, store)
         if lacking:

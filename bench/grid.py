@@ -61,12 +61,12 @@ def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Ta
 
 def _grid(profile: Profile, table: Table, given: list[str]) -> list[Setup]:
     """models x decodes x tasks of a table; a group the user names on the command line narrows it."""
+    fitted = profile.by_table.get(table.name, [])
     named = {_key(override): override.partition("=")[2] for override in given}
     wanted = _with_yaml(methods.names()) if table.methods == "all" else list(table.methods)
     chosen = named.get("method") or f"[{','.join(name for name in wanted if name != VANILLA)}]"
     rest = [override for override in given if _key(override) not in _GROUPS]
-    of_table = {_key(override) for override in table.overrides}
-    sizes = [*(override for override in profile.overrides if _key(override) not in of_table), *table.overrides]
+    sizes = list({_key(each): each for each in (*profile.overrides, *table.overrides, *fitted)}.values())
     models = _narrow(named, "model", profile.models)
     by_model = {model: _compose(sizes, [*rest, f"model={model}"], chosen) for model in models}
     decodes = {

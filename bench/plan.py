@@ -70,6 +70,11 @@ class Cell:
     def method_ids(self) -> dict[str, str]:
         return {name: method_id(name, knobs) for name, knobs in self.methods.items()}
 
+    @property
+    def idle(self) -> bool:
+        """Nothing that was asked for can run: vanilla alone would measure nothing."""
+        return bool(self.without_weights) and not self.methods
+
     def folder(self, results: Path) -> Path:
         return results / "runs" / self.name
 

@@ -65,7 +65,7 @@ def _run(config: DictConfig) -> int:
     results = results_folder(config)
     if config.plan.dry_run:
         return _print_plan(cells, results)
-    todo = [cell for cell in cells if missing(cell, Store(cell.folder(results)))]
+    todo = [cell for cell in cells if not cell.idle and missing(cell, Store(cell.folder(results)))]
     failed: list[str] = []
     if todo:
         print(
