@@ -40,9 +40,8 @@ def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Ta
         chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
         setups = [_compose(profile.overrides, base, ",".join(registered(str(name)) for name in chosen))]
     else:
-        setups = _grid(profile, table, base)
-        if any(_named(base, group) for group in _GROUPS):
-            table = replace(table, name=f"{table.name}-partial")
+        setups, whole = _grid(profile, table, base)
+        table = table if whole else replace(table, name=f"{table.name}-partial")
     questions: dict[Any, tuple[Question, ...]] = {}
     cells = []
     for setup in setups:
@@ -59,8 +58,8 @@ def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Ta
     return cells, table, profile
 
 
-def _grid(profile: Profile, table: Table, given: list[str]) -> list[Setup]:
-    """models x decodes x tasks of a table; a group the user names on the command line narrows it."""
+def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup], bool]:
+    """models x decodes x tasks of a table, and whether that is all of it: a group named by the user may narrow it."""
     fitted = profile.by_table.get(table.name, [])
     named = {_key(override): override.partition("=")[2] for override in given}
     wanted = _with_yaml(methods.names()) if table.methods == "all" else list(table.methods)
@@ -76,12 +75,15 @@ def _grid(profile: Profile, table: Table, given: list[str]) -> list[Setup]:
     by_task = {
         name: _compose(sizes, [*rest, f"task={name}"], chosen).task for name in _narrow(named, "task", table.tasks)
     }
-    return [
+    full = {"model": profile.models, "decode": table.decodes, "task": table.tasks, "method": wanted}
+    whole = all(set(every) - {VANILLA} <= set(_narrow(named, group, every)) for group, every in full.items())
+    setups = [
         Setup(setup.model, task, decode, setup.measure, _with_variants(setup.methods, table.variants))
         for setup in by_model.values()
         for decode in decodes.values()
         for task in by_task.values()
     ]
+    return setups, whole
 
 
 def _with_variants(chosen: dict[str, Any], variants: dict[str, Any]) -> dict[str, Any]:

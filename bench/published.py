@@ -7,6 +7,7 @@ of ours: the paper's "w/o value" can be read in two ways, and both are compared 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -35,6 +36,7 @@ class Number:
         return low - 0.005 <= self.value <= high + 0.005
 
 
+@lru_cache(maxsize=32)
 def read(table: str) -> pd.DataFrame:
     """A transcribed table as it stands, in the paper's own names; empty if there is none."""
     path = FOLDER / f"{table}.csv"
@@ -84,10 +86,11 @@ def printed(kind: str, name: str) -> str:
     return next((known for each, known in _names(kind) if each == name), name)
 
 
-def _names(kind: str) -> list[tuple[str, str]]:
+@lru_cache(maxsize=8)
+def _names(kind: str) -> tuple[tuple[str, str], ...]:
     path = FOLDER / "names.csv"
     if not path.exists():
-        return []
+        return ()
     table = pd.read_csv(path)
     rows = table[table["kind"] == kind]
-    return list(zip(rows["name"], rows["published"], strict=True))
+    return tuple(zip(rows["name"], rows["published"], strict=True))

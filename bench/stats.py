@@ -25,6 +25,7 @@ FEW = 10
 PRECISE = 0.05
 """The half-width that a verdict counts questions for."""
 
+_HAIR = 1 + 1e-9  # a half-width of 5 % must not read as more than 5 % by rounding
 _EXACT, _FLIPS = 12, 20_000
 
 
@@ -176,10 +177,10 @@ def verdict(one: Estimate, questions: int, bound: float = 0.10) -> str:
     if one.low is None or one.high is None:
         return f"{questions} question: no interval"
     half = (one.high - one.low) / 2 / one.value if one.value else float("inf")
-    finer = "" if half <= PRECISE else f"; ±{PRECISE:.0%} needs about {questions_for(one, questions)}"
-    if half <= bound and questions < FEW:
+    finer = "" if half <= PRECISE * _HAIR else f"; ±{PRECISE:.0%} needs about {questions_for(one, questions)}"
+    if half <= bound * _HAIR and questions < FEW:
         return f"±{half:.1%}, but {questions} questions are too few to trust an interval{finer}"
-    if half <= bound:
+    if half <= bound * _HAIR:
         return f"stable: ±{half:.1%}{finer}"
     return f"{questions} questions: too few for ±{bound:.0%} (±{half:.1%}{finer})"
 
@@ -192,7 +193,7 @@ def questions_for(one: Estimate, questions: int, bound: float = PRECISE) -> int 
     if one.low is None or one.high is None or not one.value or not np.isfinite(one.high - one.low):
         return None
     half = (one.high - one.low) / 2 / one.value
-    return max(int(np.ceil(questions * (half / bound) ** 2)), 2)
+    return max(int(np.ceil(questions * (half / bound) ** 2 / _HAIR)), 2)
 
 
 @dataclass(frozen=True)
