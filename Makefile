@@ -7,7 +7,12 @@ STAMP  := $(VENV)/.stamp
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-full lint reproduce-table1 report bench clean
+# What reproduce-figures draws: the paper's four, and three of ours from Table 1's cells.
+FIGURES := figure1 figure2 figure5 figure6 figure_cost figure_split figure_depth
+TABLES  := table1 table2 table3
+
+.PHONY: help setup test test-full lint reproduce-table1 reproduce-table2 reproduce-table3 reproduce-figures
+.PHONY: reproduce-all report bench aa coverage clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -37,13 +42,33 @@ lint: $(STAMP) ## Check format, style, types and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-reproduce-table1: $(STAMP) ## Measure and draw Table 1 for what this machine can run; resumes
-	@echo "running Table 1; stop it at any time, the same command goes on"
-	$(BIN)/python -m bench.run table=table1 $(ARGS)
+reproduce-table1 reproduce-table2 reproduce-table3: reproduce-table%: $(STAMP)
+	@echo "running Table $*; stop it at any time, the same command goes on"
+	$(BIN)/python -m bench.run table=table$* $(ARGS)
 
-report: $(STAMP) ## Redraw the tables and results/report.html from the records
-	@echo "drawing tables and page from records"
-	$(BIN)/python -m bench.report table=table1 $(ARGS)
+reproduce-table1: ## Measure and draw Table 1 for what this machine can run; resumes
+reproduce-table2: ## The same for Table 2 (MT-bench at T=0)
+reproduce-table3: ## The same for Table 3 (the ablation)
+
+reproduce-figures: $(STAMP) ## Measure what figures 1, 2, 5 and 6 lack, and draw them and three of ours
+	@echo "running and drawing $(FIGURES)"
+	@status=0; for name in $(FIGURES); do $(BIN)/python -m bench.run table=$$name $(ARGS) || status=$$?; done; exit $$status
+
+reproduce-all: ## Every table and figure; goes on past a hole and says so in its exit code
+	@status=0; for part in table1 table2 table3 figures; do $(MAKE) reproduce-$$part ARGS="$(ARGS)" || status=$$?; done; exit $$status
+
+report: $(STAMP) ## Redraw the tables, figures and results/report.html from the records
+	@echo "drawing $(TABLES) $(FIGURES) and the page from records"
+	@status=0; for name in $(TABLES) $(FIGURES); do $(BIN)/python -m bench.report table=$$name $(ARGS) || status=$$?; done; exit $$status
+
+aa: $(STAMP) ## Vanilla against vanilla, 72 blocks: how much of a speedup is noise here
+	@echo "running A/A"
+	$(BIN)/python -m bench.run table=aa $(ARGS)
+	$(BIN)/python -m bench.report table=aa "compare=[vanilla A/A,vanilla]" $(ARGS)
+
+coverage: $(STAMP) ## How often a 95 % interval holds the truth, on simulated questions
+	@echo "simulating"
+	$(BIN)/python scripts/coverage.py $(ARGS)
 
 bench: $(STAMP) ## Measure our loop against transformers' generate, interleaved
 	@echo "measuring against transformers' generate"

@@ -109,6 +109,7 @@ class Measure:
     audit: bool
     history: str
     trace: int = 0
+    nodes: bool = False
 
     def __post_init__(self) -> None:
         _one_of("measure.history", self.history, ("vanilla", "self"))
@@ -120,22 +121,44 @@ class Measure:
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes for a kind of machine: which models a table runs, and overrides that yield to the command line."""
+    """Sizes for a kind of machine: which models a table runs, and overrides that yield to the command line.
+
+    ``by_table`` holds further ones for single tables.
+    """
 
     name: str
     models: list[str]
     overrides: list[str]
+    by_table: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A grid of cells that belong on one page. ``methods`` is ``all`` or a list of names."""
+    """A grid of cells that belong on one page. ``methods`` is ``all`` or a list of names.
+
+    ``variants`` are further rows: a label that starts with a method's name, and the settings it changes.
+    ``overrides`` are settings that this grid needs; they outrank the profile's, not its ``by_table``.
+    ``figure`` names the drawing made of the cells instead of a table.
+    """
 
     name: str
     title: str
     methods: Any
     tasks: list[str]
     decodes: list[str]
+    variants: dict[str, Any] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+    figure: str | None = None
+
+
+@dataclass(frozen=True)
+class Style:
+    """Which estimators a table shows; its CSV holds all of them."""
+
+    estimator: str
+
+    def __post_init__(self) -> None:
+        _one_of("report.estimator", self.estimator, ("paper", "ours"))
 
 
 @dataclass(frozen=True)
@@ -218,9 +241,14 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def method_id(name: str, knobs: Mapping[str, Any]) -> str:
-    """A method's identity: its name and every setting."""
-    return digest({"method": name, "knobs": dict(knobs)})
+def method_id(label: str, knobs: Mapping[str, Any]) -> str:
+    """A method's identity: its registered name and every setting. What a variant is called is not part of it."""
+    return digest({"method": registered(label), "knobs": dict(knobs)})
+
+
+def registered(label: str) -> str:
+    """The method behind a row: a variant is labelled with the method's name and, after a space, what is different."""
+    return label.partition(" ")[0]
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

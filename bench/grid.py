@@ -6,6 +6,7 @@ Each option of a group is composed once and the grid is their product, so a tabl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import hydra
@@ -15,24 +16,32 @@ from omegaconf import DictConfig, OmegaConf
 
 import methods
 from bench import hardware, tasks
-from bench.config import Profile, Setup, Table, freeze, setup_of
+from bench.config import Profile, Setup, Table, freeze, registered, setup_of
 from bench.paths import CONF
-from bench.plan import Cell, Question, cell_of
+from bench.plan import VANILLA, Cell, Question, cell_of
 from methods.errors import ConfigError
 
+_GROUPS = ("model", "decode", "task", "method")
 
-def resolve(config: DictConfig) -> tuple[list[Cell], Table | None, Profile]:
-    """The cells a command means, in the order they will run; the table they belong to, if any; the profile in force."""
+
+def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Table | None, Profile]:
+    """The cells a command means, in the order they will run; the table they belong to, if any; the profile in force.
+
+    ``auto`` is what ``profile=auto`` stands for; None picks by this machine. A table that the command narrows is
+    named ``<name>-partial``, so that it never takes the place of the whole one.
+    """
     given = list(HydraConfig.get().overrides.task)
     _refuse_additions(given)
-    profile = _profile(config, given)
+    profile = _profile(config, given, auto)
     table = freeze(Table, config.table, "table") if config.get("table") else None
     base = [override for override in given if _key(override).split(".")[0] not in ("table", "profile", "plan")]
     if table is None:
         _refuse_lists(base)
-        setups = [_compose(profile, base, ",".join(str(name) for name in config.methods))]
+        chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
+        setups = [_compose(profile.overrides, base, ",".join(registered(str(name)) for name in chosen))]
     else:
-        setups = _grid(profile, table, base)
+        setups, whole = _grid(profile, table, base)
+        table = table if whole else replace(table, name=f"{table.name}-partial")
     questions: dict[Any, tuple[Question, ...]] = {}
     cells = []
     for setup in setups:
@@ -49,35 +58,53 @@ def resolve(config: DictConfig) -> tuple[list[Cell], Table | None, Profile]:
     return cells, table, profile
 
 
-def _grid(profile: Profile, table: Table, given: list[str]) -> list[Setup]:
-    """models x decodes x tasks of a table; a group the user names on the command line narrows it."""
+def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup], bool]:
+    """models x decodes x tasks of a table, and whether that is all of it: a group named by the user may narrow it."""
+    fitted = profile.by_table.get(table.name, [])
     named = {_key(override): override.partition("=")[2] for override in given}
     wanted = _with_yaml(methods.names()) if table.methods == "all" else list(table.methods)
-    chosen = named.get("method") or f"[{','.join(name for name in wanted if name != 'vanilla')}]"
-    rest = [override for override in given if _key(override) not in ("model", "decode", "task", "method")]
+    chosen = named.get("method") or f"[{','.join(name for name in wanted if name != VANILLA)}]"
+    rest = [override for override in given if _key(override) not in _GROUPS]
+    sizes = list({_key(each): each for each in (*profile.overrides, *table.overrides, *fitted)}.values())
     models = _narrow(named, "model", profile.models)
-    by_model = {model: _compose(profile, [*rest, f"model={model}"], chosen) for model in models}
+    by_model = {model: _compose(sizes, [*rest, f"model={model}"], chosen) for model in models}
     decodes = {
-        name: _compose(profile, [*rest, f"decode={name}"], chosen).decode
+        name: _compose(sizes, [*rest, f"decode={name}"], chosen).decode
         for name in _narrow(named, "decode", table.decodes)
     }
     by_task = {
-        name: _compose(profile, [*rest, f"task={name}"], chosen).task for name in _narrow(named, "task", table.tasks)
+        name: _compose(sizes, [*rest, f"task={name}"], chosen).task for name in _narrow(named, "task", table.tasks)
     }
-    return [
-        Setup(setup.model, task, decode, setup.measure, setup.methods)
+    full = {"model": profile.models, "decode": table.decodes, "task": table.tasks, "method": wanted}
+    whole = all(set(every) - {VANILLA} <= set(_narrow(named, group, every)) for group, every in full.items())
+    setups = [
+        Setup(setup.model, task, decode, setup.measure, _with_variants(setup.methods, table.variants))
         for setup in by_model.values()
         for decode in decodes.values()
         for task in by_task.values()
     ]
+    return setups, whole
 
 
-def _compose(profile: Profile, given: Sequence[str], chosen: str) -> Setup:
-    """Compose one configuration: the profile's overrides where the user says nothing, then the user's."""
+def _with_variants(chosen: dict[str, Any], variants: dict[str, Any]) -> dict[str, Any]:
+    """The chosen methods with a table's further rows, each its method's settings and what it changes.
+
+    A method listed among the variants itself stands where it is listed.
+    """
+    rows = {name: knobs for name, knobs in chosen.items() if name not in variants}
+    for label, changes in variants.items():
+        name = registered(label)
+        if name in chosen or name == VANILLA:
+            rows[label] = {**chosen.get(name, {}), **(changes or {})}
+    return rows
+
+
+def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
+    """Compose one configuration: the profile's and the table's sizes where the user says nothing, then the user's."""
     selected = [name.strip() for name in chosen.strip("[]").split(",") if name.strip()]
     said = {_key(override) for override in given}
     overrides = [f"method=[{','.join(selected)}]"]
-    for override in profile.overrides:
+    for override in sizes:
         key = _key(override)
         of_method = key.split(".")[1] if key.startswith("methods.") else None
         if key not in said and (of_method is None or of_method in selected):
@@ -86,11 +113,11 @@ def _compose(profile: Profile, given: Sequence[str], chosen: str) -> Setup:
     return setup_of(hydra.compose("config", overrides=overrides))
 
 
-def _profile(config: DictConfig, given: Sequence[str]) -> Profile:
+def _profile(config: DictConfig, given: Sequence[str], auto: str | None) -> Profile:
     """The profile; ``auto`` is picked by what the machine has, and what the user set on top of it stays set."""
     if config.profile.name != "auto":
         return freeze(Profile, config.profile, "profile")
-    picked = "paper" if hardware.has_gpu() else "embedded"
+    picked = auto or ("paper" if hardware.has_gpu() else "embedded")
     said = OmegaConf.from_dotlist([override for override in given if override.startswith("profile.")])
     return freeze(
         Profile,
@@ -125,6 +152,10 @@ def _with_yaml(names: list[str]) -> list[str]:
 def _narrow(named: dict[str, str], group: str, full: list[str]) -> list[str]:
     value = named.get(group)
     return [name.strip() for name in value.strip("[]").split(",")] if value else list(full)
+
+
+def _named(given: Sequence[str], group: str) -> bool:
+    return any(_key(override) == group for override in given)
 
 
 def _key(override: str) -> str:

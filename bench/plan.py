@@ -48,9 +48,12 @@ class Cell:
     @property
     def identity(self) -> dict[str, Any]:
         """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads and
-        their trees, since each belongs to its method's id, and the traces, which are recorded apart from the clock."""
+        their trees, since each belongs to its method's id, and the traces, which are recorded apart from the clock. A
+        switch that is off is left out, so that adding one renames no old cell."""
         model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights", "trees")}
         measure = {key: value for key, value in asdict(self.measure).items() if key != "trace"}
+        if not self.measure.nodes:
+            measure.pop("nodes")
         draws = {"draws": DRAWS} if self.decode.temperature > 0 else {}
         return {
             "schema": SCHEMA,
@@ -72,6 +75,11 @@ class Cell:
     @property
     def method_ids(self) -> dict[str, str]:
         return {name: method_id(name, knobs) for name, knobs in self.methods.items()}
+
+    @property
+    def idle(self) -> bool:
+        """Nothing that was asked for can run: vanilla alone would measure nothing."""
+        return bool(self.without_weights) and not self.methods
 
     def folder(self, results: Path) -> Path:
         return results / "runs" / self.name

@@ -1,21 +1,53 @@
-"""Entry point: ``python -m bench.report [table=...]``: records to tables and the page, without torch and a model."""
+"""Entry point: ``python -m bench.report [table=...] [compare=[a,b]]``: records to tables and page, without torch."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from bench import grid, page
+from bench.config import Style, Table, freeze
+from bench.plan import Cell, missing
+from bench.records import Store
 from bench.run import finish, launch, results_folder
 
 
 def _report(config: DictConfig) -> int:
-    cells, table, _ = grid.resolve(config)
-    results = results_folder(config)
-    code = finish(cells, table, results)
+    style, results = freeze(Style, config.report, "report"), results_folder(config)
+    cells, table = _recorded(config, results)
+    if config.compare:
+        return _compare(config, cells, results)
+    code = finish(cells, table, results, style)
     print(f"wrote {page.write(results)}", file=sys.stderr)
     return code
+
+
+def _compare(config: DictConfig, cells: list[Cell], results: Path) -> int:
+    from bench import compare
+
+    text, holes = compare.tests(cells, [str(name) for name in config.compare], results)
+    print(text)
+    print(json.dumps({"cells": len(cells), "holes": holes}))
+    return 1 if holes else 0
+
+
+def _recorded(config: DictConfig, results: Path) -> tuple[list[Cell], Table | None]:
+    """The cells that are meant. ``profile=auto`` is the one that was run, not the one this machine would run."""
+    cells, table, profile = grid.resolve(config)
+    if config.profile.name != "auto":
+        return cells, table
+    other = "embedded" if profile.name == "paper" else "paper"
+    choices = [(profile.name, cells, table), (other, *grid.resolve(config, other)[:2])]
+    name, cells, table = max(choices, key=lambda choice: _done(choice[1], results))
+    print(f"profile {name}: {_done(cells, results)} of {len(cells)} cells in {results}", file=sys.stderr)
+    return cells, table
+
+
+def _done(cells: list[Cell], results: Path) -> int:
+    return sum(not missing(cell, Store(cell.folder(results))) for cell in cells)
 
 
 def main() -> None:

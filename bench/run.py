@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bench import grid, search_path
-from bench.config import Table
+from bench.config import Style, Table, freeze
 from bench.mistakes import explain
 from bench.paths import CONF
 from bench.plan import Cell, missing, untraced
@@ -66,7 +66,11 @@ def _run(config: DictConfig) -> int:
     if config.plan.dry_run:
         return _print_plan(cells, results)
     stores = {cell.name: Store(cell.folder(results)) for cell in cells}
-    todo = [cell for cell in cells if missing(cell, stores[cell.name]) or untraced(cell, stores[cell.name])]
+    todo = [
+        cell
+        for cell in cells
+        if not cell.idle and (missing(cell, stores[cell.name]) or untraced(cell, stores[cell.name]))
+    ]
     failed: list[str] = []
     if todo:
         print(
@@ -77,7 +81,7 @@ def _run(config: DictConfig) -> int:
         failed = Session().run(todo, results)
     else:
         print(f"nothing new to run: all {len(cells)} cells are done in {results}", file=sys.stderr)
-    return max(finish(cells, table, results), 1 if failed else 0)
+    return max(finish(cells, table, results, freeze(Style, config.report, "report")), 1 if failed else 0)
 
 
 def results_folder(config: DictConfig) -> Path:
@@ -87,16 +91,19 @@ def results_folder(config: DictConfig) -> Path:
     return Path(config.results)
 
 
-def finish(cells: list[Cell], table: Table | None, results: Path) -> int:
+def finish(cells: list[Cell], table: Table | None, results: Path, style: Style) -> int:
     """Print (and for a table write) what the records say. 1 if anything is missing or invalid."""
-    from bench import tables  # pandas is slow to load, and a plan does not need it
+    from bench import figures, layout, tables  # pandas is slow to load, and a plan does not need it
 
-    report = tables.collect(cells, results)
-    title = table.title if table else cells[0].name
-    print(tables.markdown(report, title))
-    written = [str(path) for path in tables.write(report, table, results)] if table and not report.rows.empty else []
-    print(json.dumps({"cells": len(cells), "holes": report.holes, "written": written}))
-    return 1 if report.holes else 0
+    if table and table.figure:
+        page, holes, written = figures.draw(cells, table, results, style)
+    else:
+        report = tables.collect(cells, results, table.name.removesuffix("-partial") if table else "")
+        page, holes = layout.markdown(report, table.title if table else cells[0].name, style), report.holes
+        written = layout.write(report, table, results, style) if table and not report.rows.empty else []
+    print(page)
+    print(json.dumps({"cells": len(cells), "holes": holes, "written": [str(path) for path in written]}))
+    return 1 if holes else 0
 
 
 def _print_plan(cells: list[Cell], results: Path) -> int:

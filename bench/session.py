@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 import methods
 from bench import audit, hardware, prompts, provenance, traces
-from bench.config import Model, method_id
+from bench.config import Model, method_id, registered
+from bench.nodes import NodeRecorder
 from bench.plan import VANILLA, Cell, Question, Work, missing, untraced
 from bench.records import SCHEMA, Store, repeats
 from bench.timing import Stopwatch, wall_time
@@ -47,7 +48,7 @@ class Session:
         """
         for cell in cells:
             for name, knobs in cell.methods.items():
-                methods.configure(name, knobs)  # refuse wrong knobs before any weight loads
+                methods.configure(registered(name), knobs)  # refuse wrong knobs before any weight loads
         failed = []
         for cell in cells:
             store = Store(cell.folder(results))
@@ -122,7 +123,7 @@ class Session:
         key = method_id(name, knobs)
         if key not in self._drafters:
             assert self._loaded is not None
-            self._drafters[key] = methods.load(name, knobs, self._loaded.target, self._loaded.tokenizer)
+            self._drafters[key] = methods.load(registered(name), knobs, self._loaded.target, self._loaded.tokenizer)
         return self._drafters[key]
 
     def _warm_up(self, cell: Cell, drafters: dict[str, Drafter]) -> None:
@@ -178,6 +179,8 @@ class _Block:
         cell, loaded, question = self._cell, self._loaded, self._work.question
         request = prompts.request(cell, question, loaded, answers, self._work.repeat)
         drafter = self._drafters[name]
+        if cell.measure.nodes and name != VANILLA:
+            drafter = NodeRecorder(drafter)
         watch = Stopwatch(self._sync)
         steps = []
         if self._sync:
@@ -199,6 +202,8 @@ class _Block:
             "finish": steps[-1].finish,
             "peak_bytes": _peak_bytes(loaded),
         }
+        if isinstance(drafter, NodeRecorder):
+            record["nodes"] = drafter.facts
         if cell.measure.audit:
             record["keyed"] = request.sampling.greedy or not drafter.rejection
             record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=record["keyed"])

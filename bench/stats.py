@@ -8,7 +8,7 @@ through on one small turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,14 @@ Array = NDArray[np.float64]
 RESAMPLES = 2000
 """Bootstrap resamples: the interval's ends then move by about a tenth of its half-width between seeds."""
 
-
 FEW = 10
 """Below this many questions a percentile bootstrap is known to be too narrow, whatever it says."""
+
+PRECISE = 0.05
+"""The half-width that a verdict counts questions for."""
+
+_HAIR = 1 + 1e-9  # a half-width of 5 % must not read as more than 5 % by rounding
+_EXACT, _FLIPS = 12, 20_000
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,11 @@ class Sums:
     """Per-question sums of one method beside vanilla in the same blocks; each array ``[questions]``.
 
     ``emitted`` and ``cycles`` leave the prefill and its token out; ``tokens`` and ``seconds`` count everything.
+    ``indexed`` sums the zero-based index of each turn's last cycle, which is what the paper's script divides by.
     """
 
     turns: Array
+    indexed: Array
     emitted: Array
     cycles: Array
     tokens: Array
@@ -40,7 +47,7 @@ class Sums:
     vanilla_seconds: Array
 
     def take(self, index: NDArray[np.int64]) -> Sums:
-        return Sums(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+        return Sums(*(getattr(self, field.name)[index] for field in fields(self)))
 
     @property
     def questions(self) -> int:
@@ -49,22 +56,35 @@ class Sums:
 
 def sums(blocks: Iterable[dict[str, Any]], method_id: str, vanilla: str = "vanilla") -> Sums:
     """Collect the blocks that hold this method; each method is paired with the vanilla run of its own block."""
+    return stacked(per_question(blocks, method_id, vanilla).values())
+
+
+def per_question(blocks: Iterable[dict[str, Any]], method_id: str, vanilla: str = "vanilla") -> dict[str, list[float]]:
+    """The fields of ``Sums`` for each question, in the order the questions were met."""
     rows: dict[str, list[float]] = {}
     for block in blocks:
         runs = {run["method_id"]: run["turns"] for run in block["runs"]}
         if method_id not in runs:
             continue
-        row = rows.setdefault(block["question_id"], [0.0] * 7)
+        row = rows.setdefault(block["question_id"], [0.0] * len(fields(Sums)))
         for turn in runs[method_id]:
+            cycles = len(turn["emitted"]) - 1
             row[0] += 1
-            row[1] += sum(turn["emitted"][1:])
-            row[2] += len(turn["emitted"]) - 1
-            row[3] += len(turn["output_ids"])
-            row[4] += turn["end_ns"][-1] / 1e9
+            row[1] += max(cycles - 1, 0)
+            row[2] += sum(turn["emitted"][1:])
+            row[3] += cycles
+            row[4] += len(turn["output_ids"])
+            row[5] += turn["end_ns"][-1] / 1e9
         for turn in runs[vanilla]:
-            row[5] += len(turn["output_ids"])
-            row[6] += turn["end_ns"][-1] / 1e9
-    return Sums(*np.array(list(rows.values()), dtype=np.float64).reshape(-1, 7).T)
+            row[6] += len(turn["output_ids"])
+            row[7] += turn["end_ns"][-1] / 1e9
+    return rows
+
+
+def stacked(rows: Iterable[Sequence[float]]) -> Sums:
+    """Questions' rows as arrays."""
+    width = len(fields(Sums))
+    return Sums(*np.array(list(rows), dtype=np.float64).reshape(-1, width).T)
 
 
 def tau_micro(s: Sums) -> Array:
@@ -78,8 +98,11 @@ def tau_question(s: Sums) -> Array:
 
 
 def tau_paper(s: Sums) -> Array:
-    """The paper's tau: each question's tokens over (cycles - 1 per turn), averaged (spec: docs/metrics.md)."""
-    return _mean(_ratio(s.emitted, s.cycles - s.turns))
+    """The paper's tau: each question's tokens over (cycles - 1 per turn), averaged (docs/metrics.md).
+
+    A question none of whose turns took a second cycle has none; ``without`` counts them.
+    """
+    return _mean(_ratio(s.emitted, s.indexed))
 
 
 def speedup_paper(s: Sums) -> Array:
@@ -108,6 +131,11 @@ ESTIMATORS: dict[str, Callable[[Sums], Array]] = {
     function.__name__: function
     for function in (tau_micro, tau_question, tau_paper, speedup_paper, speedup_total, speedup_geomean, tokens_per_s)
 }
+
+
+def without(s: Sums) -> dict[str, int]:
+    """How many questions an estimator that averages over questions had to leave out."""
+    return {"tau_question": int((s.cycles == 0).sum()), "tau_paper": int((s.indexed == 0).sum())}
 
 
 @dataclass(frozen=True)
@@ -145,17 +173,72 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def verdict(one: Estimate, questions: int, bound: float = 0.10) -> str:
-    """Whether the number is stable, in words."""
+    """Whether the number is stable, in words, and how many questions would pin it to ±5 %."""
     if one.low is None or one.high is None:
         return f"{questions} question: no interval"
     half = (one.high - one.low) / 2 / one.value if one.value else float("inf")
-    if half <= bound and questions < FEW:
-        return f"±{half:.1%}, but {questions} questions are too few to trust an interval"
-    if half <= bound:
-        return f"stable: ±{half:.1%}"
-    # The half-width falls with the square root of the number of questions.
-    needed = int(np.ceil(questions * (half / bound) ** 2))
-    return f"{questions} questions: too few for ±{bound:.0%} (±{half:.1%}; about {needed} would do)"
+    finer = "" if half <= PRECISE * _HAIR else f"; ±{PRECISE:.0%} needs about {questions_for(one, questions)}"
+    if half <= bound * _HAIR and questions < FEW:
+        return f"±{half:.1%}, but {questions} questions are too few to trust an interval{finer}"
+    if half <= bound * _HAIR:
+        return f"stable: ±{half:.1%}{finer}"
+    return f"{questions} questions: too few for ±{bound:.0%} (±{half:.1%}{finer})"
+
+
+def questions_for(one: Estimate, questions: int, bound: float = PRECISE) -> int | None:
+    """How many questions would bring the 95 % interval to ±``bound``; None where there is no interval.
+
+    Its half-width falls with the square root of their number.
+    """
+    if one.low is None or one.high is None or not one.value or not np.isfinite(one.high - one.low):
+        return None
+    half = (one.high - one.low) / 2 / one.value
+    return max(int(np.ceil(questions * (half / bound) ** 2 / _HAIR)), 2)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods on the same questions: the geometric mean of the ratios, its interval, and a two-sided p."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+    p: float
+    questions: int
+
+    def words(self, first: str, second: str, alpha: float = 0.05) -> str:
+        """What the test says. Too few questions cannot say anything: the smallest p they allow is 2 / 2^n."""
+        least = 2.0 ** (1 - self.questions)
+        if least > alpha:
+            return f"{self.questions} questions cannot show a difference (p is {least:.2g} at least)"
+        if self.p > alpha:
+            return "no difference shown"
+        return f"{first} is higher" if self.ratio > 1 else f"{second} is higher"
+
+
+def compare(first: Array, second: Array, seed: int = 0) -> Comparison:
+    """Paired test of two methods' positive per-question values: does the mean log ratio differ from zero?
+
+    A sign-flip permutation test: were the methods exchangeable, each question's ratio could as well be its inverse.
+    All 2^n flips up to 12 questions, else 20,000 random ones.
+    """
+    logs = np.log(first / second)
+    n = len(logs)
+    rng = np.random.default_rng(seed)
+    exact = n <= _EXACT
+    if exact:
+        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+    else:
+        signs = rng.choice(np.array([-1, 1]), size=(_FLIPS, n))
+    # Rounding must not tell a flip from its mirror image.
+    extreme = np.abs(signs @ logs) >= np.abs(logs.sum()) * (1 - 1e-9)
+    p = float(extreme.mean()) if exact else float((extreme.sum() + 1) / (_FLIPS + 1))
+    value = float(np.exp(logs.mean()))
+    if n < 2:
+        return Comparison(value, None, None, p, n)
+    means = logs[rng.integers(0, n, size=(RESAMPLES, n))].mean(1)
+    low, high = np.exp(np.percentile(means, [2.5, 97.5]))
+    return Comparison(value, float(low), float(high), p, n)
 
 
 def _with_interval(value: float, replicates: Array) -> Estimate:

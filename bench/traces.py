@@ -57,7 +57,7 @@ class _Watched:
 
     def propose(self, context: Context) -> Draft:
         draft = self._drafter.propose(context)
-        scores = None if draft.scores is None else draft.scores.tolist()
+        scores = _cumulative(draft)
         self.drafts.append(
             {
                 "draft": draft.tokens[: draft.tree.size].tolist(),
@@ -103,3 +103,13 @@ def _labels(tokenizer: Any, before: int, steps: Iterable[dict[str, Any]]) -> dic
 
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _cumulative(draft: Draft) -> list[float] | None:
+    """Each drafted node's log-probability given the root: the sum of the confidences on its path."""
+    if draft.log_confidence is None:
+        return None
+    scores = [0.0]
+    for parent, confidence in zip(draft.tree.parents[1:].tolist(), draft.log_confidence.tolist(), strict=True):
+        scores.append(scores[parent] + confidence)
+    return scores[1:]

@@ -97,8 +97,8 @@ class Draft:
     never accepted and bring their own ``mask`` (which keys of this forward each row sees) and ``offsets`` (position
     minus the root's). ``logit_rows`` leading rows get logits (default: the tree). ``q`` holds the distributions that
     tokens were really drawn from: for ``chain``, row i is that of node i+1; for ``siblings``, row j is that of the
-    children of node ``q_nodes[j]``. ``scores`` are the cumulative log-probabilities that the drafter gave the nodes
-    below the root, from a drafter that has them anyway; nothing in decoding reads them.
+    children of node ``q_nodes[j]``. ``log_confidence`` is the draft's own log-probability of each node below the root
+    given its parent, where a method has it at no cost; no rule reads it.
     """
 
     tokens: Int[Tensor, "rows"]
@@ -109,7 +109,7 @@ class Draft:
     logit_rows: int | None = None
     q: Float[Tensor, "drawn vocab"] | None = None
     q_nodes: tuple[int, ...] = ()
-    scores: Float[Tensor, "drafted"] | None = None
+    log_confidence: Float[Tensor, "drafted"] | None = None
 
     @property
     def rows(self) -> int:

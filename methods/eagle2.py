@@ -95,7 +95,8 @@ class Eagle2:
         node[-1] = 0  # pool parent -1: the root
         parents = torch.cat([node.new_full((1,), -1), node[pool.parent[chosen]]])
         tokens = torch.cat([pool.tokens.new_full((1,), context.ids[-1]), pool.tokens[chosen]])
-        return Draft(tokens, Tree.from_parents(parents, self._config.depth), scores=pool.value[chosen])
+        tree = Tree.from_parents(parents, self._config.depth)
+        return Draft(tokens, tree, log_confidence=pool.confidence[chosen])
 
     def observe(self, outcome: Outcome) -> None:
         self._head.observe(outcome)

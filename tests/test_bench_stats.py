@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from bench_support import block, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.stats import ESTIMATORS, RESAMPLES, Estimate, Sums, estimate, mean, sums, verdict
+from bench.stats import (
+    ESTIMATORS,
+    RESAMPLES,
+    Estimate,
+    Sums,
+    compare,
+    estimate,
+    mean,
+    questions_for,
+    sums,
+    verdict,
+    without,
+)
 
 # The authors' EAGLE run of Llama-2-chat 70B on MT-bench, T=0 (SafeAILab/EAGLE at 2ec9512): 80 questions of two turns,
 # new_tokens,new_tokens/idx,idx, where idx is the zero-based index of a turn's last cycle.
@@ -64,7 +78,7 @@ def by_hand(blocks: list[dict[str, Any]], method: str) -> dict[str, float]:
         for each in found[method]:
             q["n"] += len(each["output_ids"]) - each["emitted"][0]
             q["c"] += len(each["emitted"][1:])
-            q["turns"] += 1
+            q["turns"] += len(each["emitted"]) > 1  # the turns that had a cycle
             q["t"] += len(each["output_ids"])
             q["s"] += each["end_ns"][-1] * 1e-9
         for each in found["vanilla"]:
@@ -133,6 +147,59 @@ def test_vanilla_beside_itself_has_tau_and_speedup_of_exactly_one() -> None:
     data = sums([block(name, {"vanilla": [turn([1] * 7, 3.0)] * 2}) for name in "abc"], "vanilla")
     for name in ("tau_micro", "tau_question", "speedup_paper", "speedup_total", "speedup_geomean"):
         assert float(ESTIMATORS[name](data)) == 1.0
+
+
+def test_a_turn_without_a_cycle_takes_nothing_from_the_paper_s_denominator() -> None:
+    """Its script's index of the last cycle starts at zero: a turn that the prefill ended has none, not minus one."""
+    made = [
+        block("a", {"vanilla": VANILLA * 2, "m": [turn([1]), turn([1, 4, 2])]}),
+        block("b", {"vanilla": VANILLA, "m": [turn([1, 5])]}),
+    ]
+    data = sums(made, "m")
+    assert data.indexed.tolist() == [1.0, 0.0]
+    assert float(ESTIMATORS["tau_paper"](data)) == 6.0
+    assert without(data) == {"tau_question": 0, "tau_paper": 1}
+    only_prefill = sums([block("a", {"vanilla": VANILLA, "m": [turn([1])]})], "m")
+    assert without(only_prefill) == {"tau_question": 1, "tau_paper": 1}
+    assert math.isnan(float(ESTIMATORS["tau_paper"](only_prefill)))
+
+
+def test_a_paired_test_counts_every_flip_of_signs() -> None:
+    first, second = np.array([2.0, 3.0, 1.5, 2.5]), np.array([1.0, 2.0, 1.6, 2.0])
+    logs = np.log(first / second)
+    flips = [
+        sum(sign * log for sign, log in zip(signs, logs, strict=True)) for signs in itertools.product((1, -1), repeat=4)
+    ]
+    expected = sum(abs(flip) >= abs(sum(logs)) - 1e-12 for flip in flips) / 16
+    found = compare(first, second)
+    assert found.p == expected
+    assert found.ratio == pytest.approx(statistics.geometric_mean(first / second), rel=1e-12)
+    assert compare(second, first).p == found.p
+    assert found.words("a", "b") == "4 questions cannot show a difference (p is 0.12 at least)"
+
+
+@pytest.mark.parametrize("questions", [10, 40])
+def test_a_paired_test_rejects_a_true_null_as_often_as_it_says(questions: int) -> None:
+    rng = np.random.default_rng(7)
+    rejected = sum(
+        compare(np.exp(rng.normal(0, 1, questions)), np.exp(rng.normal(0, 1, questions)), seed).p <= 0.05
+        for seed in range(400)
+    )
+    assert 8 <= rejected <= 34, "5 % of 400, within three sigma"
+
+
+def test_a_clear_difference_is_shown_and_agrees_with_wilcoxon() -> None:
+    rng = np.random.default_rng(8)
+    first = np.exp(rng.normal(0.5, 0.4, 30))
+    second = np.exp(rng.normal(0.0, 0.4, 30))
+    found = compare(first, second)
+    assert found.words("eagle2", "eagle") == "eagle2 is higher"
+    assert compare(second, first).words("eagle", "eagle2") == "eagle2 is higher"
+    assert (found.p < 0.05) == (scipy.stats.wilcoxon(np.log(first / second)).pvalue < 0.05)
+    assert found.low is not None
+    assert 1.0 < found.low < found.ratio
+    same = compare(first, first)
+    assert (same.p, same.ratio, same.words("a", "b")) == (1.0, 1.0, "no difference shown")
 
 
 def two_questions(repeats: int = 1) -> Sums:
@@ -206,10 +273,12 @@ def test_the_interval_contains_the_truth_most_of_the_time() -> None:
 def test_verdicts_say_in_words_whether_a_number_is_stable() -> None:
     none = np.zeros(1)
     assert verdict(Estimate(2.0, 1.9, 2.1, none), 80) == "stable: ±5.0%"
-    assert verdict(Estimate(2.0, 1.81, 2.19, none), 80) == "stable: ±9.5%"
+    assert verdict(Estimate(2.0, 1.81, 2.19, none), 80) == "stable: ±9.5%; ±5% needs about 289"
     text = verdict(Estimate(2.0, 1.2, 2.8, none), 6)
-    assert text == "6 questions: too few for ±10% (±40.0%; about 96 would do)"
-    assert verdict(Estimate(2.0, 1.2, 2.8, none), 60, bound=0.4) == "stable: ±40.0%"
+    assert text == "6 questions: too few for ±10% (±40.0%; ±5% needs about 384)"
+    assert verdict(Estimate(2.0, 1.2, 2.8, none), 60, bound=0.4) == "stable: ±40.0%; ±5% needs about 3840"
+    assert questions_for(Estimate(2.0, 1.8, 2.2, none), 80) == 320, "half the width takes four times the questions"
+    assert questions_for(Estimate(2.0, None, None, none), 1) is None
     assert verdict(Estimate(2.0, 1.9, 2.1, none), 3) == "±5.0%, but 3 questions are too few to trust an interval"
     assert verdict(Estimate(2.0, None, None, none), 1) == "1 question: no interval"
 

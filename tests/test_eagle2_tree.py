@@ -138,6 +138,15 @@ def test_a_thousand_trees_are_the_papers(kind: str) -> None:
         assert draft.tree.size - 1 == len(slow) == config.nodes
 
 
+@pytest.mark.parametrize("kind", ["smooth", "levels", "sure"])
+def test_log_confidence_is_the_draft_s_log_probability_of_each_node_given_its_parent(kind: str) -> None:
+    law = made_up_law(kind, 12, seed=3)
+    draft, _ = drafted(law, Eagle2Config(total_tokens=20, depth=3, top_k=4))
+    assert draft.log_confidence is not None
+    expected = [float(torch.tensor(law(path[:-1])).log_softmax(-1)[path[-1]]) for path in paths_of(draft)[1:]]
+    assert draft.log_confidence.tolist() == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_item_6_at_the_papers_settings_60_of_510_nodes_are_chosen_in_at_most_6_levels(kind: str) -> None:
     law = made_up_law(kind, 40, seed=1)
