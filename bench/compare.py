@@ -83,7 +83,8 @@ def _speed(s: Sums) -> Array:
 
 
 def _tau(s: Sums, chosen: Any) -> Array:
-    return s.emitted[chosen] / s.cycles[chosen]
+    tau: Array = s.emitted[chosen] / s.cycles[chosen]
+    return tau
 
 
 def _joined(pairs: Sequence[Pair]) -> Pair:
