@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import figure_bars, figure_calibration, figure_costs, figure_positions
+from bench import figure_bars, figure_calibration, figure_costs, figure_positions, figure_sweep
 from bench.canvas import Drawing, render
 from bench.config import Style, Table
 from bench.plan import Cell
@@ -19,6 +19,7 @@ DRAWINGS: dict[str, Callable[[Sequence[Cell], Path, Table, Style], Drawing]] = {
     "cost": figure_costs.cost,
     "split": figure_costs.split,
     "depth": figure_costs.depth,
+    "sweep": figure_sweep.draw,
 }
 
 

@@ -76,11 +76,9 @@ def environment() -> dict[str, str]:
 def tiny_settings(folder: Path, results: Path) -> list[str]:
     """Overrides that replace the embedded model by the tiny random one."""
     return [
-        *(f"model.{key}=null" for key in ("revision", "file", "sha256")),
+        "model=local",
         "model.name=tiny",
-        "model.kind=folder",
         f"model.id={folder}",
-        "model.dtype=float32",
         "model.device=cpu",
         "profile=embedded",
         f"results={results}",

@@ -28,6 +28,8 @@ def export(head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any],
     try:
         head.export(partial)
         save_file({"tokens": frequent[:_RANKED].to(torch.int32)}, partial / FILE)
+        for path in (partial, *partial.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # made private, but meant to be shared
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
         }
@@ -36,7 +38,6 @@ def export(head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any],
         (partial / "manifest.json").write_text(text + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
-        partial.chmod(0o755)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -39,6 +39,7 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     source = Source(model["kind"], model["id"], model.get("revision"), model.get("file"), model.get("sha256"))
     loaded = load_model(source, dtype=model["dtype"], device=model["device"], attention=attention.NAME)
     work = Path(settings.work)
+    kept_out = [{"file": path.name, "sha256": sha256(path)} for path in overlap.files(settings.corpus.exclude)]
     shards = corpus.build(loaded, settings.corpus, work / "corpus")
     states = features.build(loaded.target, shards, work / "features", settings.features.batch_tokens)
     data = Data(shards, states, loaded.target.hidden, settings.training.held_out)
@@ -55,7 +56,7 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
             "sha256": data.sha256,
             "texts": {"trained": len(data.trained.texts), "held_out": len(data.held_out.texts)},
             "tokens": {"trained": data.trained.tokens, "held_out": data.held_out.tokens},
-            "kept_out": {path.name: sha256(path) for path in overlap.files(settings.corpus.exclude)},
+            "kept_out": kept_out,
         },
         "training": {**asdict(settings.training), "steps": len(curve.loss), **settings.heads.get(method, {})},
         "loss": curve.loss[-1],
