@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 import methods
 from bench.evidence import Measured, gather
@@ -81,8 +82,8 @@ def _speed(s: Sums) -> Array:
     return (s.tokens / s.seconds) / (s.vanilla_tokens / s.vanilla_seconds)
 
 
-def _tau(s: Sums, chosen: Any) -> Array:
-    return s.emitted[chosen] / s.cycles[chosen]
+def _tau(s: Sums, chosen: NDArray[np.bool_]) -> Array:
+    return np.asarray(s.emitted[chosen] / s.cycles[chosen])
 
 
 def _joined(pairs: Sequence[Pair]) -> Pair:
