@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 import methods
 from bench.evidence import Measured, gather
@@ -78,13 +79,11 @@ def _values(one: Measured, first: str, second: str) -> dict[str, Pair]:
 
 
 def _speed(s: Sums) -> Array:
-    ratio: Array = (s.tokens / s.seconds) / (s.vanilla_tokens / s.vanilla_seconds)
-    return ratio
+    return (s.tokens / s.seconds) / (s.vanilla_tokens / s.vanilla_seconds)
 
 
-def _tau(s: Sums, chosen: Any) -> Array:
-    tau: Array = s.emitted[chosen] / s.cycles[chosen]
-    return tau
+def _tau(s: Sums, chosen: NDArray[np.bool_]) -> Array:
+    return np.asarray(s.emitted[chosen] / s.cycles[chosen])
 
 
 def _joined(pairs: Sequence[Pair]) -> Pair:

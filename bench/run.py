@@ -93,9 +93,11 @@ def results_folder(config: DictConfig) -> Path:
 
 def finish(cells: list[Cell], table: Table | None, results: Path, style: Style) -> int:
     """Print (and for a table write) what the records say. 1 if anything is missing or invalid."""
-    from bench import figures, layout, tables  # pandas is slow to load, and a plan does not need it
+    from bench import layout, tables  # pandas and matplotlib are slow to load, and a plan does not need them
 
     if table and table.figure:
+        from bench import figures
+
         page, holes, written = figures.draw(cells, table, results, style)
     else:
         report = tables.collect(cells, results, table.name.removesuffix("-partial") if table else "")

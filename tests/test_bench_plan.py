@@ -75,7 +75,7 @@ CHANGED: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "measure": (
         Measure,
-        {"name": "paper", "warmup_tokens": 9, "repeats": 2, "audit": False, "history": "self"},
+        {"name": "paper", "warmup_tokens": 9, "repeats": 2, "audit": False, "history": "self", "nodes": True},
     ),
     "task": (object, {"name": "other"}),
 }  # fmt: skip

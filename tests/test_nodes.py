@@ -63,7 +63,8 @@ def test_table_3_and_figures_5_and_6_run_from_nothing(
     assert set(positions["position"]) == {"P1", "P2", "P3", "P4", "P5", "P6"}
     assert set(positions["decode"]) == {"T=0", "T=1"}
     bins = pd.read_csv(tmp_path / "figures" / "figure6.csv")
-    lines = [line for path in (tmp_path / "runs").glob("*alpaca-greedy*/blocks.jsonl") for line in path.open()]
+    files = (tmp_path / "runs").glob("*alpaca-greedy*/blocks.jsonl")
+    lines = [line for path in files for line in path.read_text().splitlines()]
     turns = [turn for line in lines for run in json.loads(line)["runs"] for turn in run["turns"] if "nodes" in turn]
     cycles = [hits for turn in turns for hits in turn["nodes"]["hit"] if len(hits) == 110]
     assert bins["nodes"].sum() == sum(10 * (1 + sum(hits[:10])) for hits in cycles), (
