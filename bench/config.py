@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import methods
 from bench.fingerprint import fingerprint
@@ -187,6 +187,8 @@ def freeze(schema: type[_Group], values: Any, name: str) -> _Group:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         setting = f"{name}.{error.full_key}" if error.full_key else name
+        if isinstance(error, MissingMandatoryValue):
+            raise ConfigError(f"{setting} must be given here: add {setting}=...") from None
         raise ConfigError(f"{setting}: {str(error).splitlines()[0]}") from None
     except ConfigError:
         raise

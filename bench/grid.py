@@ -38,7 +38,8 @@ def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Ta
     if table is None:
         _refuse_lists(base)
         chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
-        setups = [_compose(profile.overrides, base, ",".join(registered(str(name)) for name in chosen))]
+        model = HydraConfig.get().runtime.choices["model"]
+        setups = [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))]
     else:
         setups, whole = _grid(profile, table, base)
         table = table if whole else replace(table, name=f"{table.name}-partial")
@@ -60,14 +61,16 @@ def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Ta
 
 def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup], bool]:
     """models x decodes x tasks of a table, and whether that is all of it: a group named by the user may narrow it."""
-    fitted = profile.by_table.get(table.name, [])
     named = {_key(override): override.partition("=")[2] for override in given}
     wanted = _with_yaml(methods.names()) if table.methods == "all" else list(table.methods)
     chosen = named.get("method") or f"[{','.join(name for name in wanted if name != VANILLA)}]"
     rest = [override for override in given if _key(override) not in _GROUPS]
-    sizes = list({_key(each): each for each in (*profile.overrides, *table.overrides, *fitted)}.values())
+    fitted = [*table.overrides, *profile.by_table.get(table.name, [])]
     models = _narrow(named, "model", profile.models)
-    by_model = {model: _compose(sizes, [*rest, f"model={model}"], chosen) for model in models}
+    by_model = {
+        model: _compose([*_sizes(profile, model), *fitted], [*rest, f"model={model}"], chosen) for model in models
+    }
+    sizes = [*profile.overrides, *fitted]
     decodes = {
         name: _compose(sizes, [*rest, f"decode={name}"], chosen).decode
         for name in _narrow(named, "decode", table.decodes)
@@ -99,12 +102,17 @@ def _with_variants(chosen: dict[str, Any], variants: dict[str, Any]) -> dict[str
     return rows
 
 
+def _sizes(profile: Profile, model: str) -> list[str]:
+    """The profile's overrides. Those of methods fit the heads of the profile's own models and no others."""
+    return [each for each in profile.overrides if model in profile.models or not each.startswith("methods.")]
+
+
 def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
     """Compose one configuration: the profile's and the table's sizes where the user says nothing, then the user's."""
     selected = [name.strip() for name in chosen.strip("[]").split(",") if name.strip()]
     said = {_key(override) for override in given}
     overrides = [f"method=[{','.join(selected)}]"]
-    for override in sizes:
+    for override in {_key(each): each for each in sizes}.values():
         key = _key(override)
         of_method = key.split(".")[1] if key.startswith("methods.") else None
         if key not in said and (of_method is None or of_method in selected):

@@ -7,6 +7,7 @@ vocabulary is the target's by construction, so there is no tokenizer to compare.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ def shared_draft(source: Source, target: Target) -> Target | None:
     Raises:
         ConfigError: if its tensors don't fit the target.
     """
-    if source.kind == "hub" or not read_config(fetch(source) / "config.json").get("shares_embedding"):
+    if source.kind == "hub" or (source.kind == "folder" and not Path(source.id).expanduser().is_dir()):
+        return None  # a model, fetched and refused as any other
+    if not read_config(fetch(source) / "config.json").get("shares_embedding"):
         return None
     checkpoint = Checkpoint({"kind": source.kind, "id": source.id}, "sps", ("model.safetensors",))
     config: Any = copy.deepcopy(target.model.config)

@@ -9,8 +9,8 @@ from typing import Any
 from bench_support import cell
 from heads import write_eagle
 
-from bench import tables
-from bench.config import Table
+from bench import layout, tables
+from bench.config import Style, Table
 from bench.plan import Question
 from bench.records import Store
 from bench.session import Session
@@ -41,7 +41,8 @@ def measure(model_folder: Path, results: Path, *, trace: int) -> Path:
         questions=QUESTIONS,
     )
     assert Session().run([made], results) == []
-    tables.write(tables.collect([made], results), Table("toy", ATTACK, "all", ["toy"], ["greedy"]), results)
+    table = Table("toy", ATTACK, "all", ["toy"], ["greedy"])
+    layout.write(tables.collect([made], results), table, results, Style("ours"))
     (results / "figures").mkdir()
     (results / "figures" / "figure1.svg").write_text(FIGURE)
     return results

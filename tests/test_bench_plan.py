@@ -89,7 +89,7 @@ def test_the_id_changes_with_each_setting_that_matters(group: str, name: str) ->
 
 def test_no_setting_was_added_without_a_decision_about_the_id() -> None:
     for schema, values in (CHANGED[group] for group in ("model", "decode", "measure")):
-        assert {field.name for field in fields(schema)} - {"device", "weights", "trace"} == set(values)
+        assert {field.name for field in fields(schema)} - {"device", "weights", "trees", "trace"} == set(values)
 
 
 A, B = cell().questions

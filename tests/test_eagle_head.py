@@ -81,7 +81,7 @@ def test_item_2_the_forward_is_the_papers_equations(
         output = head.catch_up()
         outputs, keys, values = slow.run(features, tokens)
         assert agree(output, outputs[-1:])
-        assert agree(head.logits(output), outputs[-1:] @ slow.output.T)
+        assert agree(head.draft.logits(output), outputs[-1:] @ slow.output.T)
         assert head.cache.length == rows
         assert agree(head.cache.rows(0)[0], keys)
         assert agree(head.cache.rows(0)[1], values)
