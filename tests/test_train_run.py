@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -44,11 +45,14 @@ KINDS = (
 )
 
 
+DIALOGUES = ("~corpus.kinds", f"+corpus.kinds={KINDS}")
+
+
 def command(folder: Path, work: Path, method: str, *extra: str) -> list[str]:
     tree = {"hydra": ["methods.hydra.tree='3 | 0:2'"], "medusa": ["methods.medusa.tree='3 | 0:2'"]}.get(method, [])
     return [
         sys.executable, "-m", "methods.train", f"method={method}", "model=local", f"model.id={folder}",
-        f"work={work}", "~corpus.kinds", f"+corpus.kinds={KINDS}", *SMALL, *tree, *extra,
+        f"work={work}", *DIALOGUES, *SMALL, *tree, *extra,
     ]  # fmt: skip
 
 
@@ -135,6 +139,27 @@ def test_no_text_of_the_corpus_shares_ten_words_with_a_question(
     assert victim not in texts
     assert texts
     assert not any(text in Overlap.of([str(tmp_path / "q.jsonl")]) for text in texts)
+
+
+def test_the_three_commands_of_the_page_train_and_measure_heads_for_a_model_of_one_s_own(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """As docs/training.md has them, word for word; only sizes are added."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    python") and "PATH" in line]
+    assert len(lines) == 3
+    bench = ["task.count=1", "decode.max_new_tokens=8", "measure=quick", f"results={tmp_path}/results"]
+    for line in lines:
+        line = line.replace("PATH", str(tiny_model_folder)).replace("build/mine", f"{tmp_path}/mine")
+        _, *typed = shlex.split(line)
+        extra = [*DIALOGUES, *SMALL] if "methods.train" in line else bench
+        done = subprocess.run(
+            [sys.executable, *typed, *extra], capture_output=True, text=True, cwd=ROOT, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    (blocks,) = (tmp_path / "results" / "runs").glob("*/blocks.jsonl")
+    (block,) = [json.loads(text) for text in blocks.read_text().splitlines()]
+    assert len(block["runs"]) == 4
 
 
 WRONG = {
