@@ -15,12 +15,17 @@ import pytest
 
 import bench.report
 import bench.run
+import methods.train.__main__
 from bench.config import Decode, Hub, Measure, Model, Task
 from bench.plan import Cell, Question
 from bench.records import SCHEMA
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY_POINTS = {"bench.run": bench.run.main, "bench.report": bench.report.main}
+ENTRY_POINTS = {
+    "bench.run": bench.run.main,
+    "bench.report": bench.report.main,
+    "methods.train": methods.train.__main__.main,
+}
 
 
 @dataclass(frozen=True)

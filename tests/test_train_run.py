@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_support import Command
 from conftest import run
 
 import methods
@@ -48,26 +49,34 @@ KINDS = (
 DIALOGUES = ("~corpus.kinds", f"+corpus.kinds={KINDS}")
 
 
-def command(folder: Path, work: Path, method: str, *extra: str) -> list[str]:
+def arguments(folder: Path, work: Path, method: str, *extra: str) -> list[str]:
     tree = {"hydra": ["methods.hydra.tree='3 | 0:2'"], "medusa": ["methods.medusa.tree='3 | 0:2'"]}.get(method, [])
     return [
-        sys.executable, "-m", "methods.train", f"method={method}", "model=local", f"model.id={folder}",
+        f"method={method}", "model=local", f"model.id={folder}",
         f"work={work}", *DIALOGUES, *SMALL, *tree, *extra,
     ]  # fmt: skip
 
 
-def trained(folder: Path, work: Path, method: str, *extra: str) -> dict[str, Any]:
-    done = subprocess.run(command(folder, work, method, *extra), capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    manifest: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return manifest
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capfd)
+
+
+def as_typed(*words: str) -> list[str]:
+    return [sys.executable, "-m", "methods.train", *words]
+
+
+def trained(command: Command, folder: Path, work: Path, method: str, *extra: str) -> dict[str, Any]:
+    result = command(*arguments(folder, work, method, *extra), module="methods.train")
+    assert result.code == 0, result.err
+    return result.last_line
 
 
 @pytest.fixture(scope="module")
 def work(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus that one question was kept out of, and an EAGLE head."""
     folder = tmp_path_factory.mktemp("train")
-    trained(tiny_model_folder, folder, "eagle")
+    subprocess.run(as_typed(*arguments(tiny_model_folder, folder, "eagle")), cwd=ROOT, check=True)
     return folder
 
 
@@ -86,10 +95,10 @@ def test_the_manifest_is_complete(work: Path) -> None:
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "sps"])
 def test_every_head_trains_on_the_same_corpus_and_drafts_losslessly(
-    tiny_model_folder: Path, work: Path, method: str
+    tiny_model_folder: Path, work: Path, method: str, command: Command
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in (work / "corpus").iterdir()}
-    manifest = trained(tiny_model_folder, work, method)
+    manifest = trained(command, tiny_model_folder, work, method)
     assert {path: path.stat().st_mtime_ns for path in (work / "corpus").iterdir()} == before
     assert manifest["loss"] == manifest["loss"]
     loaded = load_model(Source("folder", str(tiny_model_folder)))
@@ -102,7 +111,7 @@ def test_every_head_trains_on_the_same_corpus_and_drafts_losslessly(
 
 
 def test_training_that_is_killed_three_times_ends_with_the_curve_of_an_unbroken_run(
-    tiny_model_folder: Path, work: Path, tmp_path: Path
+    tiny_model_folder: Path, work: Path, tmp_path: Path, command: Command
 ) -> None:
     """SIGKILL at random moments, each after another checkpoint was written; the losses agree to 1e-3."""
     (tmp_path / "corpus").symlink_to(work / "corpus")
@@ -111,14 +120,16 @@ def test_training_that_is_killed_three_times_ends_with_the_curve_of_an_unbroken_
     chance = random.Random(4)
     for _ in range(3):
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        process = subprocess.Popen(command(tiny_model_folder, tmp_path, "eagle"), cwd=ROOT, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            as_typed(*arguments(tiny_model_folder, tmp_path, "eagle")), cwd=ROOT, stderr=subprocess.DEVNULL
+        )
         while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
             assert process.poll() is None, "it ended before it could be killed"
             time.sleep(0.01)
         time.sleep(chance.random() * 0.1)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    trained(tiny_model_folder, tmp_path, "eagle")
+    trained(command, tiny_model_folder, tmp_path, "eagle")
     curves = [torch.load(folder / "training" / "eagle.pt", weights_only=True)["curve"] for folder in (work, tmp_path)]
     assert len(curves[0]["loss"]) == 30
     torch.testing.assert_close(torch.tensor(curves[0]["loss"]), torch.tensor(curves[1]["loss"]), rtol=0, atol=1e-3)
@@ -126,14 +137,14 @@ def test_training_that_is_killed_three_times_ends_with_the_curve_of_an_unbroken_
 
 
 def test_no_text_of_the_corpus_shares_ten_words_with_a_question(
-    tiny_model_folder: Path, work: Path, tmp_path: Path
+    tiny_model_folder: Path, work: Path, tmp_path: Path, command: Command
 ) -> None:
     """A question made of a text that this very seed writes: with it excluded, that text is gone and others stay."""
     tokenizer = load_model(Source("folder", str(tiny_model_folder))).tokenizer
     (shard,) = (work / "corpus").glob("reading-*.safetensors")
     victim = tokenizer.decode(texts_of(shard)[0])
     (tmp_path / "q.jsonl").write_text(json.dumps({"turns": [victim]}) + "\n")
-    trained(tiny_model_folder, tmp_path, "eagle", f"corpus.exclude=[{tmp_path}/q.jsonl]")
+    trained(command, tiny_model_folder, tmp_path, "eagle", f"corpus.exclude=[{tmp_path}/q.jsonl]")
     (again,) = (tmp_path / "corpus").glob("reading-*.safetensors")
     texts = [tokenizer.decode(text) for text in texts_of(again)]
     assert victim not in texts
@@ -142,7 +153,7 @@ def test_no_text_of_the_corpus_shares_ten_words_with_a_question(
 
 
 def test_the_three_commands_of_the_page_train_and_measure_heads_for_a_model_of_one_s_own(
-    tiny_model_folder: Path, tmp_path: Path
+    tiny_model_folder: Path, tmp_path: Path, command: Command
 ) -> None:
     """As docs/training.md has them, word for word; only sizes are added."""
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -151,12 +162,9 @@ def test_the_three_commands_of_the_page_train_and_measure_heads_for_a_model_of_o
     bench = ["task.count=1", "decode.max_new_tokens=8", "measure=quick", f"results={tmp_path}/results"]
     for line in lines:
         line = line.replace("PATH", str(tiny_model_folder)).replace("build/mine", f"{tmp_path}/mine")
-        _, *typed = shlex.split(line)
-        extra = [*DIALOGUES, *SMALL] if "methods.train" in line else bench
-        done = subprocess.run(
-            [sys.executable, *typed, *extra], capture_output=True, text=True, cwd=ROOT, check=False
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        _, _, module, *typed = shlex.split(line)
+        result = command(*typed, *([*DIALOGUES, *SMALL] if module == "methods.train" else bench), module=module)
+        assert result.code == 0, result.err
     (blocks,) = (tmp_path / "results" / "runs").glob("*/blocks.jsonl")
     (block,) = [json.loads(text) for text in blocks.read_text().splitlines()]
     assert len(block["runs"]) == 4
@@ -173,18 +181,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
-def test_a_wrong_request_is_one_line_and_exit_2(wrong: tuple[str, ...], tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "methods.train", *wrong, f"work={tmp_path}/work"]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1
-    assert WRONG[wrong] in done.stderr
+def test_a_wrong_request_is_one_line_and_exit_2(wrong: tuple[str, ...], tmp_path: Path, command: Command) -> None:
+    result = command(*wrong, f"work={tmp_path}/work", module="methods.train")
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+    assert len(result.err.splitlines()) == 1
+    assert WRONG[wrong] in result.err
     assert not (tmp_path / "work").exists()
 
 
-def test_a_corpus_of_other_settings_is_refused(tiny_model_folder: Path, work: Path) -> None:
-    wrong = command(tiny_model_folder, work, "eagle", "corpus.seed=1")
-    done = subprocess.run(wrong, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert "holds a corpus of other settings; set work=ANOTHER_FOLDER, or delete it" in done.stderr
+def test_a_corpus_of_other_settings_is_refused(tiny_model_folder: Path, work: Path, command: Command) -> None:
+    result = command(*arguments(tiny_model_folder, work, "eagle", "corpus.seed=1"), module="methods.train")
+    assert result.code == 2
+    assert "holds a corpus of other settings; set work=ANOTHER_FOLDER, or delete it" in result.err
