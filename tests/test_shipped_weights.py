@@ -1,4 +1,4 @@
-"""The heads that come with the package are the files that their manifests describe, and small enough for a repository."""
+"""The heads that come with the package are the files that their manifests describe, and small enough for git."""
 
 from __future__ import annotations
 
