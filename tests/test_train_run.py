@@ -190,7 +190,18 @@ def test_a_wrong_request_is_one_line_and_exit_2(wrong: tuple[str, ...], tmp_path
     assert not (tmp_path / "work").exists()
 
 
-def test_a_corpus_of_other_settings_is_refused(tiny_model_folder: Path, work: Path, command: Command) -> None:
-    result = command(*arguments(tiny_model_folder, work, "eagle", "corpus.seed=1"), module="methods.train")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("corpus.seed=1", "holds a corpus of other settings or another model; set work=ANOTHER_FOLDER, or delete it"),
+        ("model.dtype=float64", "holds a corpus of other settings or another model"),
+        ("training.learning_rate=1e-4", "eagle.pt was trained with other settings or on another corpus; delete it"),
+        ("heads.eagle.noise=0.2", "eagle.pt was trained with other settings or on another corpus; delete it"),
+    ],
+)
+def test_work_of_other_settings_is_refused(
+    tiny_model_folder: Path, work: Path, command: Command, change: str, said: str
+) -> None:
+    result = command(*arguments(tiny_model_folder, work, "eagle", change), module="methods.train")
     assert result.code == 2
-    assert "holds a corpus of other settings; set work=ANOTHER_FOLDER, or delete it" in result.err
+    assert said in result.err

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,14 +28,14 @@ from methods.train.settings import Corpus
 from methods.train.writing import write
 
 
-def build(loaded: Loaded, settings: Corpus, folder: Path) -> list[Path]:
-    """Make every shard that is missing; returns all of them, in order.
+def build(loaded: Loaded, settings: Corpus, folder: Path, model: Mapping[str, Any]) -> list[Path]:
+    """Make every shard that is missing; returns all of them, in order. ``model`` says whose corpus it is.
 
     Raises:
-        ConfigError: if the folder holds shards of other settings.
+        ConfigError: if the folder holds shards of other settings, or of another model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _check_same(settings, folder / "settings.json")
+    _check_same(settings, model, folder / "settings.json")
     overlap = Overlap.of(settings.exclude)
     path = folder / f"reading-{settings.reading_tokens}.safetensors"
     shards = [path]
@@ -86,12 +87,15 @@ def _save(loaded: Loaded, overlap: Overlap, texts: list[list[int]], path: Path) 
     write_whole(path, lambda partial: save_file({"tokens": tokens, "lengths": lengths}, partial))
 
 
-def _check_same(settings: Corpus, path: Path) -> None:
+def _check_same(settings: Corpus, model: Mapping[str, Any], path: Path) -> None:
     """What decides a shard's content. How many there are does not, nor where the questions to keep out lie."""
     values = {key: value for key, value in asdict(settings).items() if key not in ("dialogues", "reading_tokens")}
+    values["model"] = dict(model)
     values["exclude"] = sorted(sha256(file) for file in files(settings.exclude))
     text = json.dumps(values, sort_keys=True)
     if not path.exists():
         write_whole(path, lambda partial: partial.write_text(text))
     elif path.read_text() != text:
-        raise ConfigError(f"{path.parent} holds a corpus of other settings; set work=ANOTHER_FOLDER, or delete it")
+        raise ConfigError(
+            f"{path.parent} holds a corpus of other settings or another model; set work=ANOTHER_FOLDER, or delete it"
+        )

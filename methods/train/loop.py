@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from methods.errors import ConfigError
 from methods.train.data import Data
 from methods.train.files import write_whole
 from methods.train.settings import Training
@@ -31,10 +32,14 @@ class Curve:
     agreement: list[tuple[int, list[float]]] = field(default_factory=list)
 
 
-def train(head: Any, data: Data, settings: Training, checkpoint: Path) -> Curve:
+def train(head: Any, data: Data, settings: Training, checkpoint: Path, identity: str) -> Curve:
     """Train a head in place, from its checkpoint where there is one.
 
-    Returns the curve; ``head`` holds the weights of the best held-out agreement (of the first depth).
+    Returns the curve; ``head`` holds the weights of the best held-out agreement (of the first depth). ``identity``
+    names everything that decides the result.
+
+    Raises:
+        ConfigError: if the checkpoint is of another identity.
     """
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -43,6 +48,11 @@ def train(head: Any, data: Data, settings: Training, checkpoint: Path) -> Curve:
     curve, best = Curve(), {}
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
+        if state.get("identity") != identity:
+            raise ConfigError(
+                f"{checkpoint} was trained with other settings or on another corpus; delete it, or set "
+                "work=ANOTHER_FOLDER"
+            )
         head.load_state_dict(state["head"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
@@ -64,7 +74,7 @@ def train(head: Any, data: Data, settings: Training, checkpoint: Path) -> Curve:
             curve.agreement.append((step + 1, reached))
             if reached[0] >= max(values[0] for _, values in curve.agreement):
                 best = {name: value.clone() for name, value in head.state_dict().items()}
-            state = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), "best": best}
+            state = {"identity": identity, "head": head.state_dict(), "optimizer": optimizer.state_dict(), "best": best}
             state |= {"schedule": schedule.state_dict(), "curve": vars(curve)}
             write_whole(checkpoint, partial(torch.save, state))
             bar.set_postfix(loss=f"{_mean(curve.loss[-100:]):.3f}", agreement=" ".join(f"{x:.3f}" for x in reached))

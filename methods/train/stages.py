@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -40,17 +41,20 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     loaded = load_model(source, dtype=model["dtype"], device=model["device"], attention=attention.NAME)
     work = Path(settings.work)
     kept_out = [{"file": path.name, "sha256": sha256(path)} for path in overlap.files(settings.corpus.exclude)]
-    shards = corpus.build(loaded, settings.corpus, work / "corpus")
+    of = {key: model.get(key) for key in ("kind", "id", "revision", "file", "sha256", "dtype")}
+    shards = corpus.build(loaded, settings.corpus, work / "corpus", of)
     states = features.build(loaded.target, shards, work / "features", settings.features.batch_tokens)
     data = Data(shards, states, loaded.target.hidden, settings.training.held_out)
     frequent = data.frequent(0, loaded.target.vocab)
     torch.manual_seed(settings.training.seed)  # how a head starts
     kept = frequent[: settings.training.vocabulary or None].sort().values
-    head = _head(method, loaded, Frozen(loaded.target, kept), settings.heads.get(method, {}))
-    curve = loop.train(head, data, settings.training, work / "training" / f"{method}.pt")
+    own = settings.heads.get(method, {})
+    head = _head(method, loaded, Frozen(loaded.target, kept), own)
+    identity = json.dumps([of, data.sha256, asdict(settings.training), own], sort_keys=True)
+    curve = loop.train(head, data, settings.training, work / "training" / f"{method}.pt", identity)
     manifest = {
         "method": method,
-        "model": {key: model.get(key) for key in ("name", "kind", "id", "revision", "file", "sha256", "dtype")},
+        "model": {"name": model["name"], **of},
         "corpus": {
             "seed": settings.corpus.seed,
             "sha256": data.sha256,
@@ -58,7 +62,7 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
             "tokens": {"trained": data.trained.tokens, "held_out": data.held_out.tokens},
             "kept_out": kept_out,
         },
-        "training": {**asdict(settings.training), "steps": len(curve.loss), **settings.heads.get(method, {})},
+        "training": {**asdict(settings.training), "steps": len(curve.loss), **own},
         "loss": curve.loss[-1],
         "agreement_by_depth": curve.agreement,
     }

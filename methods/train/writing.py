@@ -127,7 +127,7 @@ def _choose(target: Target, hidden: Tensor, temperatures: Tensor, generator: tor
     """The target's own token after each row of ``hidden``, at that row's temperature."""
     logits = target.logits(hidden)
     tokens = greedy(logits)
-    for temperature in set(temperatures.tolist()) - {0.0}:
+    for temperature in sorted(set(temperatures.tolist()) - {0.0}):
         drawn = (temperatures == temperature).nonzero()[:, 0]
         uniform = torch.rand(len(drawn), dtype=torch.float64, generator=generator)
         probs = distribution(logits[drawn.to(logits.device)], Sampling(temperature))
