@@ -200,3 +200,23 @@ def test_nothing_of_one_prompt_reaches_the_next(
     run(small, method, third)
     assert run(small, method, first) == alone
     assert run(small, drafter(name, setting), first) == alone
+
+
+@pytest.mark.parametrize("name", [name for name, settings in SETTINGS.items() if "few" in settings])
+def test_a_draft_vocabulary_is_what_is_drafted_from(
+    small: Target, drafter: Callable[[str, str], Drafter], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Any draft is lossless, so only the drafted tokens show that columns were turned into the ids they stand for."""
+    made = drafter(name, "few")
+    kept = set(torch.randperm(MATRIX_VOCAB, generator=torch.Generator().manual_seed(2))[:9].tolist())
+    propose, drafted = made.propose, set()
+
+    def watched(context: Any) -> Any:
+        draft = propose(context)
+        drafted.update(draft.tokens[1 : draft.tree.size].tolist())
+        return draft
+
+    monkeypatch.setattr(made, "propose", watched)
+    run(small, made, Request(random_prompts(1, vocab=MATRIX_VOCAB)[0], NEW_TOKENS, frozenset()))
+    assert drafted
+    assert drafted <= kept
