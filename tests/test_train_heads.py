@@ -70,6 +70,25 @@ def test_eagle_features(target: Target, batch: Batch, frozen: Frozen, tmp_path: 
     torch.testing.assert_close(drafter.catch_up()[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_heads_start_at_the_least_squares_fit(batch: Batch, frozen: Frozen) -> None:
+    head = EagleTraining(frozen, noise=0.0)
+    head.start([batch])
+    where = batch.together(1)
+    inputs = torch.cat([frozen.embed(batch.tokens[:, 1:]), batch.features[:, :-1]], -1)[where]
+    wanted, predicted = batch.features[:, 1:][where], head(batch.features[:, :-1], batch.tokens[:, 1:])[where]
+    inputs = torch.nn.functional.pad(inputs, (0, 1), value=1.0).double()
+    best = torch.linalg.lstsq(inputs, wanted.double(), driver="gelsd").solution
+    assert (predicted - wanted).norm() <= (inputs @ best - wanted).norm() + 0.02 * wanted.norm()
+    deeper = HydraTraining(frozen, heads=2)
+    deeper.start([batch])
+    for k in range(2):
+        inputs, wanted = deeper._pairs(k, batch)
+        fitted = frozen.logits(deeper.res[k](inputs))
+        drafted = deeper.head(k, deeper.prefix(batch.features), batch.tokens)[batch.together(k + 1)]
+        torch.testing.assert_close(drafted, fitted)
+        assert (deeper.res[k](inputs) - wanted).norm() < 0.5 * wanted.norm()
+
+
 def test_medusa_ranks(target: Target, batch: Batch, frozen: Frozen, tmp_path: Path) -> None:
     head = shaken(MedusaTraining(frozen, heads=3))
     folder = exported(head, tmp_path / "medusa", target.vocab)

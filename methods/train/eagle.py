@@ -10,6 +10,7 @@ own prediction, as it will be when a draft is deeper than one token (scheduled s
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from methods.train.data import Batch
-from methods.train.heads import Frozen, cross_entropy, hits
+from methods.train.heads import Frozen, cross_entropy, hits, regress
 
 _DEPTHS = 4
 """Agreement is reported for this many tokens ahead."""
@@ -59,6 +60,17 @@ class EagleTraining(nn.Module):
         positions = torch.arange(x.shape[1], device=x.device)[None]
         output: Tensor = self.layer(x, position_embeddings=self._rotary(x, positions))
         return output
+
+    def start(self, batches: Iterable[Batch]) -> None:
+        """The linear map that predicts the next feature best; the layer adds nothing to it yet."""
+        nn.init.zeros_(self.layer.self_attn.o_proj.weight)
+        nn.init.zeros_(self.layer.mlp.down_proj.weight)
+        regress(self.fc, (self._pairs(batch) for batch in batches))
+
+    def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        where = batch.together(1)
+        inputs = torch.cat([self._frozen.embed(batch.tokens[:, 1:]), batch.features[:, :-1]], -1)
+        return inputs[where], batch.features[:, 1:][where]
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """The two terms above, over every position whose successor is of the same text."""

@@ -9,6 +9,7 @@ the teacher. All heads share the target's output matrix, as small models need.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from methods.train.data import Batch
-from methods.train.heads import Frozen, cross_entropy, hits
+from methods.train.heads import Frozen, cross_entropy, hits, regress
 
 
 class HydraTraining(nn.Module):
@@ -45,11 +46,28 @@ class HydraTraining(nn.Module):
         normed: Tensor = self.norm(self.layer(features, position_embeddings=self._rotary(features, positions)))
         return normed
 
-    def head(self, k: int, prefix: Tensor, tokens: Int[Tensor, "batch rows"]) -> Float[Tensor, "batch rows rows2"]:
-        """Logits of head k wherever k + 1 tokens follow: ``[batch, rows - k - 1, kept tokens]``."""
+    def start(self, batches: Iterable[Batch]) -> None:
+        """Each head the linear map that predicts its feature best; what is not linear adds nothing to it yet."""
+        for module in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj, *self.linear, *self.block):
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+        kept = list(batches)
+        for k, linear in enumerate(self.res):
+            regress(linear, (self._pairs(k, batch) for batch in kept))
+
+    def _pairs(self, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
+        where = batch.together(k + 1)
+        inputs = self._inputs(k, self.prefix(batch.features), batch.tokens)
+        return inputs[where], batch.features[:, k + 1 :][where]
+
+    def _inputs(self, k: int, prefix: Tensor, tokens: Int[Tensor, "batch rows"]) -> Float[Tensor, "batch rows inputs"]:
         rows = prefix.shape[1] - k - 1
         read = [self._frozen.embed(tokens[:, 1 + j : 1 + j + rows]) for j in range(k + 1)]
-        inputs = torch.cat([prefix[:, :rows], *read], -1)
+        return torch.cat([prefix[:, :rows], *read], -1)
+
+    def head(self, k: int, prefix: Tensor, tokens: Int[Tensor, "batch rows"]) -> Float[Tensor, "batch rows rows2"]:
+        """Logits of head k wherever k + 1 tokens follow: ``[batch, rows - k - 1, kept tokens]``."""
+        inputs = self._inputs(k, prefix, tokens)
         silu = nn.functional.silu
         state = self.res[k](inputs) + silu(self.linear[k](inputs))
         for _ in range(3):

@@ -24,6 +24,10 @@ _EVALUATED = 24
 """Held-out windows that agreement is measured on."""
 
 
+_START = 40
+"""Batches that a head's first weights are fitted to."""
+
+
 @dataclass
 class Curve:
     """What training showed: the loss of each step, and at each evaluation the step and the agreement by depth."""
@@ -57,6 +61,9 @@ def train(head: Any, data: Data, settings: Training, checkpoint: Path, identity:
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
         curve, best = Curve(**state["curve"]), state["best"]
+    else:
+        sizes = {"batch": settings.batch, "window": settings.window, "seed": settings.seed}
+        head.start(data.trained.batch(number, **sizes) for number in range(_START))
     bar = tqdm(range(len(curve.loss), steps), desc="training", unit="step", initial=len(curve.loss), total=steps)
     for step in bar:
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)

@@ -10,6 +10,7 @@ says more per token and is at hand.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -34,6 +35,9 @@ class MedusaTraining(nn.Module):
     def forward(self, features: Float[Tensor, "*n hidden"], head: int) -> Float[Tensor, "*n hidden"]:
         """The state whose output-head logits are head ``head``'s."""
         return features + nn.functional.silu(self.blocks[head](features))
+
+    def start(self, batches: Iterable[Batch]) -> None:
+        """Nothing to learn before the first step: the start above is the published one."""
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """The sum above; ``generator`` is not used."""

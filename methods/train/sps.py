@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ class SpSTraining(nn.Module):
             x = layer(x, position_embeddings=rotary)
         normed: Tensor = self.norm(x)
         return normed
+
+    def start(self, batches: Iterable[Batch]) -> None:
+        """Nothing to learn before the first step: the draft starts as the target's own layers."""
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """The cross-entropy above; ``generator`` is not used."""
