@@ -174,6 +174,8 @@ WRONG = {
     ("method=eagle2",): "eagle2 drafts with EAGLE's head: train method=eagle",
     ("method=pld",): "method=pld cannot be trained; choose one of eagle, medusa, hydra, sps",
     ("method=eagle", "corpus.greedy_share=2"): "corpus.greedy_share=2.0 must lie in [0, 1]",
+    ("method=eagle", "heads.eagle.noise=much"): "heads.eagle.noise: Value 'much' of type 'str' could not be converted",
+    ("method=sps", "heads.sps.layers=0"): "heads.sps.layers=0 must lie in [1, 1000]",
     ("method=eagle", "training.window=many"): "training.window",
     ("method=eagle", "training.windw=8"): "windw",
     ("method=eagle", "model=local", "model.id=nowhere"): "model.id=nowhere is not a model folder",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -71,8 +71,45 @@ class Probe:
 
 
 @dataclass
+class Eagle:
+    """See ``methods.train.eagle``."""
+
+    feature_weight: float
+    token_weight: float
+    noise: float
+    own_share: float
+    intermediate_size: int | None
+
+
+@dataclass
+class Ahead:
+    """Medusa's and Hydra's: how many heads, and how much less each further one weighs."""
+
+    heads: int
+    decay: float
+
+
+@dataclass
+class SpS:
+    """See ``methods.train.sps``."""
+
+    layers: int
+    intermediate_size: int | None
+
+
+@dataclass
+class Heads:
+    """What only one kind of head has."""
+
+    eagle: Eagle
+    medusa: Ahead
+    hydra: Ahead
+    sps: SpS
+
+
+@dataclass
 class Settings:
-    """One training run. ``heads`` maps a method to what only its head has."""
+    """One training run."""
 
     work: str
     output: str
@@ -80,7 +117,7 @@ class Settings:
     features: Features
     training: Training
     probe: Probe
-    heads: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heads: Heads
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -99,6 +136,10 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         ("training.held_out", 0, 0.5, settings.training.held_out),
         ("corpus.batch", 1, 4096, settings.corpus.batch),
         ("training.window", 16, 65536, settings.training.window),
+        ("heads.eagle.own_share", 0, 1, settings.heads.eagle.own_share),
+        ("heads.medusa.heads", 1, 16, settings.heads.medusa.heads),
+        ("heads.hydra.heads", 1, 16, settings.heads.hydra.heads),
+        ("heads.sps.layers", 1, 1000, settings.heads.sps.layers),
     ):
         if not low <= value <= high:
             raise ConfigError(f"{name}={value} must lie in [{low}, {high}]")

@@ -48,7 +48,7 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     frequent = data.frequent(0, loaded.target.vocab)
     torch.manual_seed(settings.training.seed)  # how a head starts
     kept = frequent[: settings.training.vocabulary or None].sort().values
-    own = settings.heads.get(method, {})
+    own = asdict(getattr(settings.heads, method))
     head = _head(method, loaded, Frozen(loaded.target, kept), own)
     identity = json.dumps([of, data.sha256, asdict(settings.training), own], sort_keys=True)
     curve = loop.train(head, data, settings.training, work / "training" / f"{method}.pt", identity)
