@@ -44,7 +44,8 @@ def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
     if path.suffix != ".safetensors":
         return {name: tuple(tensor.shape) for name, tensor in _unpickled(path, "meta").items()}
     try:
-        with safe_open(path, framework="pt") as file:
+        # numpy maps the file read-only; torch's own mapping would ask for as much memory as the file is long.
+        with safe_open(path, framework="np") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 not a mapping
     except Exception as error:  # noqa: BLE001 as above
         raise _unreadable(path, error) from None
