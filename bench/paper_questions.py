@@ -39,6 +39,11 @@ FILES = {
 }
 """By our names of the tasks."""
 
+
+class NotFetchedError(ConfigError):
+    """The file is not on this machine yet."""
+
+
 _FETCH = "run: python scripts/prefetch.py questions"
 
 
@@ -51,13 +56,14 @@ def checked(task: str) -> Path:
     """The file, its bytes being the paper's.
 
     Raises:
-        ConfigError: if the paper has no such task, or the file is not there or not the paper's.
+        NotFetchedError: if the file is not there.
+        ConfigError: if the paper has no such task, or the file is not the paper's.
     """
     if task not in FILES:
         raise ConfigError(f"task.name={task} is not one of the paper's: {', '.join(FILES)}; choose measure=standard")
     path = where(task)
     if not path.is_file():
-        raise ConfigError(f"the paper's questions for task={task} are not here yet ({path}); {_FETCH}")
+        raise NotFetchedError(f"the paper's questions for task={task} are not here yet ({path}); {_FETCH}")
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != FILES[task].sha256:
         raise ConfigError(f"{path} has sha256 {found}, the paper's file {FILES[task].sha256}; delete it and {_FETCH}")

@@ -66,7 +66,9 @@ def eagle(
     return shapes, facts if bias else facts | {"bias": False}
 
 
-def write_medusa(folder: Path, target: Target, *, heads: int = 5, tied: bool = False, scale: float = 0.3) -> Path:
+def write_medusa(
+    folder: Path, target: Target | Outline, *, heads: int = 5, tied: bool = False, scale: float = 0.3
+) -> Path:
     """``medusa_lm_head.pt``; the config names two heads whatever the file holds, as the published one does."""
     tensors = _random(medusa(target, heads=heads, tied=tied), scale)
     return _write(folder, "medusa_lm_head.pt", tensors, {"medusa_num_heads": 2, "medusa_num_layers": 1})

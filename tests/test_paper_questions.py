@@ -91,6 +91,16 @@ def test_other_questions_are_refused(typed: str, command: Command) -> None:
     assert f"measure=paper takes the paper's own questions and no others; drop {typed}, or choose" in result.err
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_report_of_what_a_laptop_measured_needs_none_of_them(
+    has_gpu: bool, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bench.hardware.has_gpu", lambda: has_gpu)
+    result = command("table=table3", f"results={tmp_path}", module="bench.report")
+    assert result.code == 1, "nothing was measured: a page of holes"
+    assert "profile embedded: 0 of 2 cells" in result.err
+
+
 def test_a_repository_path_is_named_for_each_file() -> None:
     assert {file.path for file in FILES.values()} == {
         f"eagle/data/{folder}/question.jsonl" for folder in ("mt_bench", "humaneval", "gsm8k", "alpaca", "sum", "qa")
