@@ -104,7 +104,7 @@ def test_eagle_2_s_tree_follows_the_size_and_the_command_line_outranks_it() -> N
     }  # fmt: skip
     assert {(knobs["depth"], knobs["top_k"], knobs["draft_vocab"]) for knobs in found.values()} == {(6, 10, 0)}
     assert len({method_id("eagle2", knobs) for knobs in found.values()}) == 7, "each is another method"
-    said = by_model("model=vicuna13b", "methods.eagle2.total_tokens=60")["vicuna13b"]["eagle2"]
+    said = by_model("model=vicuna13b", "method=[eagle2]", "methods.eagle2.total_tokens=60")["vicuna13b"]["eagle2"]
     assert said == {**found["vicuna13b"], "total_tokens": 60}
     assert method_id("eagle2", said) != method_id("eagle2", found["vicuna13b"])
 
