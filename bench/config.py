@@ -23,7 +23,11 @@ from methods.errors import ConfigError
 
 @dataclass(frozen=True)
 class Model:
-    """Where the target comes from, and how it is talked to."""
+    """Where the target comes from, and how it is talked to.
+
+    ``weights`` and ``settings`` are what methods need for this model: their YAML reads them, so that they are part of
+    a method's identity and not of the model's, and any of them can be overridden as ``methods.<name>.<setting>``.
+    """
 
     name: str
     kind: str
@@ -38,7 +42,7 @@ class Model:
     context: int | None = None
     eos_tokens: list[str] = field(default_factory=list)
     weights: dict[str, Any] = field(default_factory=dict)
-    trees: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _one_of("model.kind", self.kind, ("hub", "folder", "wheel"))
@@ -61,7 +65,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Task:
-    """Which questions. ``path`` names a JSONL file; else ``source`` is builtin or hub."""
+    """Which questions. ``path`` names a JSONL file; else ``source`` is builtin, hub or paper."""
 
     name: str
     source: str
@@ -70,7 +74,7 @@ class Task:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("task.source", self.source, ("builtin", "hub", "file"))
+        _one_of("task.source", self.source, ("builtin", "paper", "hub", "file"))
         if self.count is not None and self.count < 1:
             raise ConfigError(f"task.count={self.count} must be 1 or more, or null for all questions")
         if self.source == "file" and not self.path:
@@ -108,11 +112,13 @@ class Measure:
     repeats: int
     audit: bool
     history: str
+    questions: str = "builtin"
     trace: int = 0
     nodes: bool = False
 
     def __post_init__(self) -> None:
         _one_of("measure.history", self.history, ("vanilla", "self"))
+        _one_of("measure.questions", self.questions, ("builtin", "paper"))
         if self.warmup_tokens < 0 or self.repeats < 1:
             raise ConfigError("measure.warmup_tokens must be 0 or more and measure.repeats 1 or more")
         if self.trace < 0:
@@ -123,13 +129,16 @@ class Measure:
 class Profile:
     """Sizes for a kind of machine: which models a table runs, and overrides that yield to the command line.
 
-    ``by_table`` holds further ones for single tables.
+    ``for_models`` are overrides for the profile's own models alone, such as trees that fit their heads. ``by_table``
+    holds further overrides for single tables, ``models_by_table`` the models of those that do not run all.
     """
 
     name: str
     models: list[str]
     overrides: list[str]
+    for_models: list[str] = field(default_factory=list)
     by_table: dict[str, list[str]] = field(default_factory=dict)
+    models_by_table: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,9 +209,9 @@ def freeze(schema: type[_Group], values: Any, name: str) -> _Group:
 
 def setup_of(config: DictConfig) -> Setup:
     """Freeze a composed config. A ``task.path`` makes the source a file; nothing else is derived."""
-    task = config.task
+    task: Any = OmegaConf.to_container(config.task, resolve=True)
     if task.get("path"):
-        task = OmegaConf.merge(task, {"source": "file"})
+        task = {**task, "source": "file"}
     knobs = OmegaConf.to_container(config.methods, resolve=True)
     assert isinstance(knobs, dict)
     for name in knobs:
@@ -211,11 +220,19 @@ def setup_of(config: DictConfig) -> Setup:
     model = freeze(Model, config.model, "model")
     if model.kind == "folder":
         model = replace(model, sha256=fingerprint(model.id))
+    measure = freeze(Measure, config.measure, "measure")
+    asked = freeze(Task, task, "task")
+    if measure.questions == "paper" and asked.source != "paper":
+        what = f"task.path={asked.path}" if asked.path else f"task.source={asked.source}"
+        raise ConfigError(
+            f"measure={measure.name} takes the paper's own questions and no others; drop {what}, or choose "
+            f"measure=standard"
+        )
     return Setup(
         model=model,
-        task=replace(freeze(Task, task, "task"), hub=freeze(Hub, task.hub, "task.hub")),
+        task=replace(asked, hub=freeze(Hub, task["hub"], "task.hub")),
         decode=freeze(Decode, config.decode, "decode"),
-        measure=freeze(Measure, config.measure, "measure"),
+        measure=measure,
         methods={str(name): _pinned(dict(values or {})) for name, values in knobs.items() if name != "vanilla"},
     )
 

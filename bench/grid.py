@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import hydra
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import methods
 from bench import hardware, tasks
-from bench.config import Profile, Setup, Table, freeze, registered, setup_of
+from bench.config import Decode, Profile, Setup, Table, Task, freeze, registered, setup_of
 from bench.paths import CONF
 from bench.plan import VANILLA, Cell, Question, cell_of
 from methods.errors import ConfigError
@@ -25,30 +26,14 @@ _GROUPS = ("model", "decode", "task", "method")
 
 
 def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Table | None, Profile]:
-    """The cells a command means, in the order they will run; the table they belong to, if any; the profile in force.
-
-    ``auto`` is what ``profile=auto`` stands for; None picks by this machine. A table that the command narrows is
-    named ``<name>-partial``, so that it never takes the place of the whole one.
-    """
-    given = list(HydraConfig.get().overrides.task)
-    _refuse_additions(given)
-    profile = _profile(config, given, auto)
-    table = freeze(Table, config.table, "table") if config.get("table") else None
-    base = [override for override in given if _key(override).split(".")[0] not in ("table", "profile", "plan")]
-    if table is None:
-        _refuse_lists(base)
-        chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
-        model = HydraConfig.get().runtime.choices["model"]
-        setups = [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))]
-    else:
-        setups, whole = _grid(profile, table, base)
-        table = table if whole else replace(table, name=f"{table.name}-partial")
-    questions: dict[Any, tuple[Question, ...]] = {}
+    """``setups`` with their questions: the cells a command means."""
+    wanted, table, profile = setups(config, auto)
+    questions: dict[Task, tuple[Question, ...]] = {}
     cells = []
-    for setup in setups:
-        if setup.task.name not in questions:
-            questions[setup.task.name] = tasks.load(setup.task)
-        cell = cell_of(setup, questions[setup.task.name])
+    for setup in wanted:
+        if setup.task not in questions:
+            questions[setup.task] = tasks.load(setup.task)
+        cell = cell_of(setup, questions[setup.task])
         if table is None and cell.without_weights:
             name = cell.without_weights[0]
             raise ConfigError(
@@ -59,6 +44,31 @@ def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Ta
     return cells, table, profile
 
 
+def setups(config: DictConfig, auto: str | None = None) -> tuple[list[Setup], Table | None, Profile]:
+    """What a command means, in the order it will run; the table it belongs to, if any; the profile in force.
+
+    Reads no questions, so it answers before they are fetched. ``auto`` is what ``profile=auto`` stands for; None picks
+    by this machine. A table that the command narrows is named ``<name>-partial``, so that it never takes the place of
+    the whole one.
+    """
+    given = list(HydraConfig.get().overrides.task)
+    _refuse_additions(given)
+    profile = _profile(config, given, auto)
+    table = freeze(Table, config.table, "table") if config.get("table") else None
+    base = [override for override in given if _key(override).split(".")[0] not in ("table", "profile", "plan")]
+    if table is None:
+        _refuse_lists(base)
+        chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
+        model = HydraConfig.get().runtime.choices["model"]
+        return (
+            [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))],
+            None,
+            profile,
+        )
+    wanted, whole = _grid(profile, table, base)
+    return wanted, table if whole else replace(table, name=f"{table.name}-partial"), profile
+
+
 def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup], bool]:
     """models x decodes x tasks of a table, and whether that is all of it: a group named by the user may narrow it."""
     named = {_key(override): override.partition("=")[2] for override in given}
@@ -66,27 +76,33 @@ def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup]
     chosen = named.get("method") or f"[{','.join(name for name in wanted if name != VANILLA)}]"
     rest = [override for override in given if _key(override) not in _GROUPS]
     fitted = [*table.overrides, *profile.by_table.get(table.name, [])]
-    models = _narrow(named, "model", profile.models)
-    by_model = {
-        model: _compose([*_sizes(profile, model), *fitted], [*rest, f"model={model}"], chosen) for model in models
+    full = {
+        "model": profile.models_by_table.get(table.name, profile.models),
+        "decode": table.decodes,
+        "task": table.tasks,
+        "method": wanted,
     }
-    sizes = [*profile.overrides, *fitted]
-    decodes = {
-        name: _compose(sizes, [*rest, f"decode={name}"], chosen).decode
-        for name in _narrow(named, "decode", table.decodes)
-    }
-    by_task = {
-        name: _compose(sizes, [*rest, f"task={name}"], chosen).task for name in _narrow(named, "task", table.tasks)
-    }
-    full = {"model": profile.models, "decode": table.decodes, "task": table.tasks, "method": wanted}
     whole = all(set(every) - {VANILLA} <= set(_narrow(named, group, every)) for group, every in full.items())
-    setups = [
-        Setup(setup.model, task, decode, setup.measure, _with_variants(setup.methods, table.variants))
-        for setup in by_model.values()
-        for decode in decodes.values()
-        for task in by_task.values()
-    ]
-    return setups, whole
+
+    general = [override for override in rest if not override.startswith("methods.")]
+
+    @cache
+    def options(sizes: tuple[str, ...]) -> tuple[list[Decode], list[Task]]:
+        """Decodes and tasks under a profile's sizes, composed once for all models that have the same ones."""
+        decodes = [
+            _compose(sizes, [*general, f"decode={name}"], "") for name in _narrow(named, "decode", table.decodes)
+        ]
+        of_task = [_compose(sizes, [*general, f"task={name}"], "") for name in _narrow(named, "task", table.tasks)]
+        return [setup.decode for setup in decodes], [setup.task for setup in of_task]
+
+    found = []
+    for model in _narrow(named, "model", full["model"]):
+        sizes = (*_sizes(profile, model), *fitted)
+        setup = _compose(sizes, [*rest, f"model={model}"], chosen)
+        knobs = _with_variants(setup.methods, table.variants)
+        decodes, of_task = options(sizes)
+        found += [Setup(setup.model, task, decode, setup.measure, knobs) for decode in decodes for task in of_task]
+    return found, whole
 
 
 def _with_variants(chosen: dict[str, Any], variants: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +119,8 @@ def _with_variants(chosen: dict[str, Any], variants: dict[str, Any]) -> dict[str
 
 
 def _sizes(profile: Profile, model: str) -> list[str]:
-    """The profile's overrides. Those of methods fit the heads of the profile's own models and no others."""
-    return [each for each in profile.overrides if model in profile.models or not each.startswith("methods.")]
+    """The profile's overrides for a model, its own or another."""
+    return [*profile.overrides, *(profile.for_models if model in profile.models else [])]
 
 
 def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:

@@ -48,10 +48,12 @@ class Cell:
     @property
     def identity(self) -> dict[str, Any]:
         """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads and
-        their trees, since each belongs to its method's id, and the traces, which are recorded apart from the clock. A
-        switch that is off is left out, so that adding one renames no old cell."""
-        model = {key: value for key, value in asdict(self.model).items() if key not in ("device", "weights", "trees")}
-        measure = {key: value for key, value in asdict(self.measure).items() if key != "trace"}
+        the settings of methods, since each belongs to its method's id, and the traces, which are recorded apart from
+        the clock. A switch that is off is left out, so that adding one renames no old cell."""
+        model = {
+            key: value for key, value in asdict(self.model).items() if key not in ("device", "weights", "settings")
+        }
+        measure = {key: value for key, value in asdict(self.measure).items() if key not in ("questions", "trace")}
         if not self.measure.nodes:
             measure.pop("nodes")
         draws = {"draws": DRAWS} if self.decode.temperature > 0 else {}

@@ -6,37 +6,55 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.plan import Cell, Question
+from bench.templates import TEMPLATES
 from methods.base import Request, Sampling
 from methods.errors import ConfigError
 
 if TYPE_CHECKING:
     from methods.loading import Loaded
 
-TEMPLATES = ("tokenizer",)
+_OWN = "tokenizer"
+"""The template that the tokenizer brings, as against one of ``bench.templates``."""
 
 
 def render(tokenizer: Any, template: str, questions: Sequence[str], answers: Sequence[str]) -> tuple[int, ...]:
     """The prompt of turn ``len(answers)``: every question up to it, the answers before it, the answer opened.
 
     Raises:
-        ConfigError: for an unknown template, a tokenizer without one, or a prompt that starts with two BOS tokens
-            (a template that writes BOS and a tokenizer that adds another: drafts get worse and nothing else shows).
+        ConfigError: for an unknown template, a tokenizer that lacks what it needs, or a prompt that starts with two BOS
+            tokens (a template that writes BOS and a tokenizer that adds another: drafts get worse and nothing else
+            shows).
     """
-    if template not in TEMPLATES:
-        raise ConfigError(f"model.template={template} is not known; choose {', '.join(TEMPLATES)}")
-    if not tokenizer.chat_template:
-        raise ConfigError("model.template=tokenizer, but this tokenizer brings no chat template")
-    messages = []
-    for turn, question in enumerate(questions[: len(answers) + 1]):
-        messages.append({"role": "user", "content": question})
-        if turn < len(answers):
-            messages.append({"role": "assistant", "content": answers[turn]})
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
-    ids = tuple(int(token) for token in encoded["input_ids"])
+    asked = list(questions[: len(answers) + 1])
+    if template == _OWN:
+        ids = _by_tokenizer(tokenizer, asked, answers)
+    elif template in TEMPLATES:
+        ids = _by_text(tokenizer, template, TEMPLATES[template](asked, answers))
+    else:
+        raise ConfigError(f"model.template={template} is not known; choose {', '.join((_OWN, *TEMPLATES))}")
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == (bos, bos):
         raise ConfigError(f"model.template={template} gives a prompt with two BOS tokens (id {bos})")
     return ids
+
+
+def _by_tokenizer(tokenizer: Any, questions: Sequence[str], answers: Sequence[str]) -> tuple[int, ...]:
+    if not tokenizer.chat_template:
+        raise ConfigError("model.template=tokenizer, but this tokenizer brings no chat template")
+    messages = []
+    for turn, question in enumerate(questions):
+        messages.append({"role": "user", "content": question})
+        messages += [{"role": "assistant", "content": answer} for answer in answers[turn : turn + 1]]
+    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+    return tuple(int(token) for token in encoded["input_ids"])
+
+
+def _by_text(tokenizer: Any, template: str, text: str) -> tuple[int, ...]:
+    """BOS comes from here and not from the tokenizer: which of them add one changes with their version and files."""
+    if tokenizer.bos_token_id is None:
+        raise ConfigError(f"model.template={template} starts with BOS, but this tokenizer names none")
+    encoded = tokenizer(text, add_special_tokens=False)
+    return (int(tokenizer.bos_token_id), *(int(token) for token in encoded["input_ids"]))
 
 
 def answer_text(tokenizer: Any, output_ids: Sequence[int]) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from bench import grid, page
+from bench import grid, hardware, page
 from bench.config import Style, Table, freeze
+from bench.paper_questions import NotFetchedError
 from bench.plan import Cell, missing
 from bench.records import Store
 from bench.run import finish, launch, results_folder
@@ -35,12 +36,21 @@ def _compare(config: DictConfig, cells: list[Cell], results: Path) -> int:
 
 
 def _recorded(config: DictConfig, results: Path) -> tuple[list[Cell], Table | None]:
-    """The cells that are meant. ``profile=auto`` is the one that was run, not the one this machine would run."""
-    cells, table, profile = grid.resolve(config)
+    """The cells that are meant. ``profile=auto`` is the one that was run, not the one this machine would run.
+
+    The paper's cells have no ids before its questions are fetched, and then no records here either.
+    """
     if config.profile.name != "auto":
-        return cells, table
-    other = "embedded" if profile.name == "paper" else "paper"
-    choices = [(profile.name, cells, table), (other, *grid.resolve(config, other)[:2])]
+        return grid.resolve(config)[:2]
+    choices: list[tuple[str, list[Cell], Table | None]] = []
+    absent: list[NotFetchedError] = []
+    for name in ("paper", "embedded") if hardware.has_gpu() else ("embedded", "paper"):
+        try:
+            choices.append((name, *grid.resolve(config, name)[:2]))
+        except NotFetchedError as error:
+            absent.append(error)
+    if not choices:
+        raise absent[0]
     name, cells, table = max(choices, key=lambda choice: _done(choice[1], results))
     print(f"profile {name}: {_done(cells, results)} of {len(cells)} cells in {results}", file=sys.stderr)
     return cells, table

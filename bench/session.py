@@ -26,7 +26,8 @@ from bench.records import SCHEMA, Store, repeats
 from bench.timing import Stopwatch, wall_time
 from methods.base import Drafter, Request
 from methods.decoding import decode
-from methods.loading import Loaded, Source, load_model
+from methods.loading import Loaded, Source, load_model, outline
+from methods.outline import Outline
 
 
 class Session:
@@ -49,6 +50,7 @@ class Session:
         for cell in cells:
             for name, knobs in cell.methods.items():
                 methods.configure(registered(name), knobs)  # refuse wrong knobs before any weight loads
+        _check_weights(cells)
         failed = []
         for cell in cells:
             store = Store(cell.folder(results))
@@ -108,9 +110,8 @@ class Session:
     def _load(self, model: Model) -> None:
         if self._loaded is None or self._model != model:
             self._loaded, self._drafters, self._warm = None, {}, set()  # free the old weights first
-            source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
             self._loaded = load_model(
-                source,
+                _source(model),
                 dtype=model.dtype,
                 device=model.device,
                 attention=model.attention,
@@ -139,6 +140,25 @@ class Session:
             for _ in decode(self._loaded.target, drafter, request):
                 pass
             self._warm.add(key)
+
+
+def _source(model: Model) -> Source:
+    return Source(model.kind, model.id, model.revision, model.file, model.sha256)
+
+
+def _check_weights(cells: Sequence[Cell]) -> None:
+    """Hold targets and heads against each other by their files' headers: the last cell's wrong head would else be
+    found after the hours of all before it."""
+    outlines: dict[Source, Outline] = {}
+    checked: set[tuple[Source, str]] = set()
+    for cell in cells:
+        source = _source(cell.model)
+        if source not in outlines:
+            outlines[source] = outline(source)
+        for name, ident in cell.method_ids.items():
+            if (source, ident) not in checked:
+                methods.check(registered(name), cell.methods[name], outlines[source])
+                checked.add((source, ident))
 
 
 class _Block:

@@ -1,4 +1,4 @@
-"""Questions: from the hub, from a JSONL file in the format of Spec-Bench and EAGLE, or built in."""
+"""Questions: from the hub, from a JSONL file in the format of Spec-Bench and EAGLE, the paper's own, or built in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from bench import paper_questions
 from bench.config import Hub, Task
 from bench.plan import Question
 from methods.errors import ConfigError
@@ -26,6 +27,8 @@ def load(task: Task) -> tuple[Question, ...]:
     if task.source == "file":
         assert task.path is not None
         questions = read_jsonl(Path(task.path))
+    elif task.source == "paper":
+        questions = read_jsonl(paper_questions.checked(task.name))
     elif task.source == "hub":
         questions = _from_hub(task.hub)
     elif task.name == "humaneval":

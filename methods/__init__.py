@@ -18,6 +18,7 @@ from methods.errors import ConfigError
 
 if TYPE_CHECKING:
     from methods.base import Drafter
+    from methods.outline import Outline
     from methods.target import Target
 
 _BUILT_IN = {
@@ -52,6 +53,17 @@ def load(name: str, knobs: Mapping[str, Any], target: Target, tokenizer: Any = N
     method, config = configure(name, knobs)
     drafter: Drafter = method(config, target, tokenizer)
     return drafter
+
+
+def check(name: str, knobs: Mapping[str, Any], outline: Outline) -> None:
+    """Refuse weights that don't fit a target, by the headers of their files: before any weight loads.
+
+    Raises:
+        ConfigError: as ``load``, but for what only tensors can show.
+    """
+    method, config = configure(name, knobs)
+    if hasattr(method, "check"):
+        method.check(config, outline)
 
 
 def configure(name: str, knobs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -161,6 +161,9 @@ class Drafter(Protocol):
     rejection: bool
     """At T>0 its tokens come from a rejection rule (lossless in law), not from the target's keyed draws (equal)."""
 
+    # A method with weights may also have ``check(config, outline)``, static: it refuses those that don't fit a target
+    # whose config alone is known. ``methods.check`` calls it.
+
     def begin(self, request: Request, prefill: Prefill) -> None: ...
 
     def propose(self, context: Context) -> Draft: ...

@@ -8,19 +8,16 @@ stays right, and tau quietly falls to 1.
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from methods.errors import ConfigError
 from methods.loading import Source, fetch
-
-Shapes = Mapping[str, tuple[int, ...]]
+from methods.tensor_files import Shapes, difference, read_tensors, shapes_of
 
 
 def source_of(weights: Any, method: str) -> Source:
@@ -45,7 +42,7 @@ def source_of(weights: Any, method: str) -> Source:
 
 
 class Checkpoint:
-    """A head's folder: its ``config.json`` and its tensors, read once."""
+    """A head's folder: its ``config.json``, and its tensors by name and ``shapes`` before they are read."""
 
     def __init__(self, weights: Any, method: str, files: Iterable[str]) -> None:
         self.method = method
@@ -53,53 +50,26 @@ class Checkpoint:
         folder = fetch(self.source)
         self.config = read_config(folder / "config.json")
         self.path = _first_file(folder, tuple(files), method)
-        self.tensors = read_tensors(self.path)
+        self.shapes = shapes_of(self.path)
 
-    def check(self, expected: Shapes, *, ignored: Iterable[str] = ()) -> dict[str, Tensor]:
-        """The expected tensors, exactly: by name and by shape. ``ignored`` names may be there and are not used.
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor, read at the first call; ``shapes`` are known before."""
+        return read_tensors(self.path)
+
+    def check(self, expected: Shapes, *, ignored: Iterable[str] = ()) -> None:
+        """Hold the file's header against what is expected, by name and by shape; ``ignored`` names may be there.
 
         Raises:
             ConfigError: listing what is missing, what is left over, or which shape is wrong.
         """
-        found = {name: tensor for name, tensor in self.tensors.items() if name not in set(ignored)}
-        missing = sorted(set(expected) - set(found))
-        unexpected = sorted(set(found) - set(expected))
-        if missing or unexpected:
-            parts = [f"missing {_some(missing)}"] * bool(missing) + [f"unexpected {_some(unexpected)}"] * bool(
-                unexpected
-            )
-            raise self.error(", ".join(parts))
-        for name, shape in expected.items():
-            if tuple(found[name].shape) != tuple(shape):
-                raise self.error(f"{name} has shape {list(found[name].shape)}, the target needs {list(shape)}")
-        return {name: found[name] for name in expected}
+        found = {name: shape for name, shape in self.shapes.items() if name not in set(ignored)}
+        if what := difference(expected, found, "the target"):
+            raise self.error(what)
 
     def error(self, what: str) -> ConfigError:
         """An error that names the file and the method."""
         return ConfigError(f"{self.path} is not a {self.method} head for this model: {what}")
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, on the CPU. A pickle runs nothing: only tensors are rebuilt.
-
-    Raises:
-        ConfigError: if the file is damaged or holds anything but tensors.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            tensors: dict[str, Tensor] = load_file(path)
-            return tensors
-        # Only torch's zip format can be mapped; the older one is read whole.
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # noqa: BLE001 a damaged or hostile file can make a parser raise anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{path} cannot be read as weights: {reason}") from None
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ConfigError(
-            f"{path} holds more than named tensors; convert it with scripts/convert_weights.py where it was made"
-        )
-    tensors = loaded
-    return tensors
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -124,8 +94,3 @@ def _first_file(folder: Path, names: tuple[str, ...], method: str) -> Path:
         if (folder / name).exists():
             return folder / name
     raise ConfigError(f"{folder} holds no weights for {method}: expected {' or '.join(names)} (or .safetensors)")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

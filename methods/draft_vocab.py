@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from methods.checkpoints import Checkpoint, read_tensors
+from methods.checkpoints import Checkpoint
 from methods.errors import ConfigError
 from methods.target import Target
+from methods.tensor_files import read_tensors
 
 FILE = "draft_vocab.safetensors"
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.eagle_head import EagleHead
+from methods.eagle_head import EagleHead, check_head
+from methods.outline import Outline
 from methods.sampling import LANES, distribution, draw_siblings, top
 from methods.static_trees import fitted
 from methods.target import Target
@@ -50,6 +51,10 @@ class Eagle:
         self._tree = from_list(parents, self._device)
         self._levels = inner_levels(parents, self._device)
         self.max_rows = len(parents)
+
+    @staticmethod
+    def check(config: EagleConfig, target: Outline) -> None:
+        check_head(config.weights, "eagle", target)
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         self._head.begin(request, prefill, self.max_rows)

@@ -25,8 +25,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.eagle_head import EagleHead
+from methods.eagle_head import EagleHead, check_head
 from methods.errors import ConfigError
+from methods.outline import Outline
 from methods.sampling import log_distribution, top
 from methods.target import Target
 from methods.tree import Tree
@@ -83,6 +84,10 @@ class Eagle2:
         self._config = config
         self._head = EagleHead(config.weights, "eagle2", target, draft_vocab=config.draft_vocab, widest=config.top_k)
         self.max_rows = config.nodes + 1
+
+    @staticmethod
+    def check(config: Eagle2Config, target: Outline) -> None:
+        check_head(config.weights, "eagle2", target)
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         self._head.begin(request, prefill, self._config.top_k * self._config.depth)

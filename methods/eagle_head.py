@@ -24,9 +24,11 @@ from methods.base import Outcome, Prefill, Request
 from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
+from methods.outline import Outline
 from methods.target import Target
 
 _FILES = ("pytorch_model.bin", "model.safetensors")
+_EMBEDDING = "embed_tokens.weight"
 
 
 class EagleHead:
@@ -97,21 +99,43 @@ class EagleHead:
         return output[0]
 
 
+def check_head(weights: Any, method: str, target: Target | Outline) -> None:
+    """Refuse a head that does not fit the target, by the header of its file.
+
+    Raises:
+        ConfigError: as ``_empty``.
+    """
+    _empty(Checkpoint(weights, method, _FILES), target)
+
+
 def _build(checkpoint: Checkpoint, target: Target) -> tuple[Any, Any, nn.Linear]:
-    """The modules of a head, filled strictly from its checkpoint.
+    """The modules of a head, filled strictly from its checkpoint."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config, layer, fc = _empty(checkpoint, target)
+    device = target.head_device
+    cast = {name: tensor.to(device, target.dtype) for name, tensor in checkpoint.tensors.items() if name != _EMBEDDING}
+    prefix = "layers.0."
+    layer.load_state_dict({k.removeprefix(prefix): v for k, v in cast.items() if k.startswith(prefix)}, assign=True)
+    fc.load_state_dict({k.removeprefix("fc."): v for k, v in cast.items() if k.startswith("fc.")}, assign=True)
+    return layer.eval().requires_grad_(False), LlamaRotaryEmbedding(config).to(device), fc.requires_grad_(False)
+
+
+def _empty(checkpoint: Checkpoint, target: Target | Outline) -> tuple[Any, Any, nn.Linear]:
+    """The head's config and its modules without weights, once the checkpoint's header fits them and the target.
 
     Raises:
         ConfigError: for an EAGLE-3 head, another hidden size or vocabulary, or a bias that disagrees with the config.
     """
     from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    if any(name.startswith(("midlayer.", "d2t", "t2d")) for name in checkpoint.tensors):
+    if any(name.startswith(("midlayer.", "d2t", "t2d")) for name in checkpoint.shapes):
         raise checkpoint.error("it is an EAGLE-3 head, another architecture; use an EAGLE-1/2 head (yuhuili/EAGLE-...)")
     if not checkpoint.config:
         raise checkpoint.error("its folder has no config.json, which says its heads, RoPE base and norm epsilon")
     declared = dict(checkpoint.config)
-    has_bias = "fc.bias" in checkpoint.tensors
+    has_bias = "fc.bias" in checkpoint.shapes
     if has_bias != bool(declared.get("bias", True)):
         raise checkpoint.error(
             f"config.json says bias={declared.get('bias', True)}, but fc.bias is {'there' if has_bias else 'missing'}"
@@ -130,12 +154,7 @@ def _build(checkpoint: Checkpoint, target: Target) -> tuple[Any, Any, nn.Linear]
     shapes = {f"layers.0.{name}": tuple(p.shape) for name, p in layer.named_parameters()}
     shapes |= {f"fc.{name}": tuple(p.shape) for name, p in fc.named_parameters()}
     # A stored embedding is a frozen copy of the target's; drafting uses the target's own, so a head may come without.
-    if "embed_tokens.weight" in checkpoint.tensors:
-        shapes["embed_tokens.weight"] = (target.vocab, target.hidden)
-    tensors = checkpoint.check(shapes)
-    device = target.head_device
-    cast = {name: tensor.to(device, target.dtype) for name, tensor in tensors.items() if name != "embed_tokens.weight"}
-    prefix = "layers.0."
-    layer.load_state_dict({k.removeprefix(prefix): v for k, v in cast.items() if k.startswith(prefix)}, assign=True)
-    fc.load_state_dict({k.removeprefix("fc."): v for k, v in cast.items() if k.startswith("fc.")}, assign=True)
-    return layer.eval().requires_grad_(False), LlamaRotaryEmbedding(config).to(device), fc.requires_grad_(False)
+    if _EMBEDDING in checkpoint.shapes:
+        shapes[_EMBEDDING] = (target.vocab, target.hidden)
+    checkpoint.check(shapes)
+    return config, layer, fc

@@ -27,10 +27,13 @@ from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
+from methods.outline import Outline
 from methods.sampling import top
 from methods.static_trees import fitted
 from methods.target import Target
 from methods.tree import from_list, inner_levels, parents_of_paths
+
+_FILES = ("hydra_lm_head.pt",)
 
 _PREFIX = "prefix_embeding_layer."
 """Spelled as in the released files."""
@@ -58,7 +61,7 @@ class Hydra:
     def __init__(self, config: HydraConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "hydra", widest=target.vocab)
         parents = parents_of_paths(nodes)
-        checkpoint = Checkpoint(config.weights, "hydra", ("hydra_lm_head.pt",))
+        checkpoint = Checkpoint(config.weights, "hydra", _FILES)
         widest = max(path[-1] for path in nodes) + 1
         self._draft = DraftHead(target, checkpoint, config.draft_vocab, widest)
         self._heads = _load_heads(checkpoint, target, self._draft)
@@ -71,6 +74,10 @@ class Hydra:
         self._tree = from_list(parents, self._device)
         self._levels = inner_levels(parents, self._device)
         self.max_rows = len(parents)
+
+    @staticmethod
+    def check(config: HydraConfig, target: Outline) -> None:
+        check_heads(Checkpoint(config.weights, "hydra", _FILES), target)
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         if self._prefix:
@@ -162,25 +169,72 @@ class PrefixLayer:
 
 
 def _has_prefix(checkpoint: Checkpoint) -> bool:
-    return any(name.startswith(_PREFIX) for name in checkpoint.tensors)
+    return any(name.startswith(_PREFIX) for name in checkpoint.shapes)
 
 
 def _load_heads(checkpoint: Checkpoint, target: Target, draft: DraftHead) -> list[Head]:
-    """Check every tensor of the file, the prefix layer's too, and return the heads.
+    """The heads, once every tensor of the file fits, the prefix layer's too.
 
     Raises:
-        ConfigError: for missing, unexpected or wrongly shaped tensors, or if the three stored blocks differ.
+        ConfigError: if the three stored blocks differ.
+    """
+    layout = check_heads(checkpoint, target)
+    for k in range(layout.count):
+        for part in ("weight", "bias"):
+            first, *others = (checkpoint.tensors[f"hydra_mlp.{k}.{block}.linear.{part}"] for block in layout.blocks)
+            if not all(torch.equal(first, other) for other in others):
+                raise checkpoint.error(f"head {k} stores three different blocks where Hydra shares one")
+
+    def pair(name: str) -> tuple[Tensor, Tensor]:
+        weight, bias = (checkpoint.tensors[f"{name}.{part}"] for part in ("weight", "bias"))
+        return weight.to(target.head_device, target.dtype), bias.to(target.head_device, target.dtype)
+
+    def output(k: int) -> tuple[Tensor, Tensor] | None:
+        if not layout.own_output:
+            return None
+        weight, bias = pair(layout.output.format(k=k))
+        return draft.rows(weight), draft.rows(bias)
+
+    return [
+        Head(
+            res=pair(f"hydra_mlp.{k}.{layout.mlp}.res_connection"),
+            linear=pair(f"hydra_mlp.{k}.{layout.mlp}.linear"),
+            block=pair(f"hydra_mlp.{k}.{layout.blocks[0]}.linear"),
+            output=output(k),
+            draft=draft,
+        )
+        for k in range(layout.count)
+    ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a file keeps what: ``count`` heads, Sequential indices of their first layer and of the stored blocks, the
+    name of an output matrix, and whether there are any."""
+
+    count: int
+    mlp: int
+    blocks: tuple[int, ...]
+    output: str
+    own_output: bool
+
+
+def check_heads(checkpoint: Checkpoint, target: Target | Outline) -> Layout:
+    """Hold every tensor in the header of the file, the prefix layer's too, against the target.
+
+    Raises:
+        ConfigError: for missing, unexpected or wrongly shaped tensors.
     """
     hidden, vocab = target.hidden, target.vocab
     shapes: dict[str, tuple[int, ...]] = {}
     prefix = _has_prefix(checkpoint)
     mlp = 1 if prefix else 0  # the prefix arch starts with a dropout, which takes an index
     head_name = "hydra_lm_head.{k}.1" if prefix else "hydra_lm_head.{k}"
-    indices = {int(name.split(".")[1]) for name in checkpoint.tensors if name.startswith("hydra_mlp.")}
+    indices = {int(name.split(".")[1]) for name in checkpoint.shapes if name.startswith("hydra_mlp.")}
     count = max(indices, default=0) + 1
-    own_output = f"{head_name.format(k=0)}.weight" in checkpoint.tensors
+    own_output = f"{head_name.format(k=0)}.weight" in checkpoint.shapes
     blocks: tuple[int, ...] = _BLOCKS[prefix]
-    if f"hydra_mlp.0.{blocks[1]}.linear.weight" not in checkpoint.tensors:
+    if f"hydra_mlp.0.{blocks[1]}.linear.weight" not in checkpoint.shapes:
         blocks = blocks[:1]  # our own files store what is shared once
     for k in range(count):
         for part in ("linear", "res_connection"):
@@ -194,35 +248,13 @@ def _load_heads(checkpoint: Checkpoint, target: Target, draft: DraftHead) -> lis
             shapes[f"{head_name.format(k=k)}.bias"] = (vocab,)
     if prefix:
         shapes |= _prefix_shapes(target)
-    ignored = [name for name in checkpoint.tensors if name.endswith("rotary_emb.inv_freq")]
-    found = checkpoint.check(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
-    for k in range(count):
-        for part in ("weight", "bias"):
-            first, *others = (found[f"hydra_mlp.{k}.{block}.linear.{part}"] for block in blocks)
-            if not all(torch.equal(first, other) for other in others):
-                raise checkpoint.error(f"head {k} stores three different blocks where Hydra shares one")
-    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in found.items()}
-
-    def pair(name: str) -> tuple[Tensor, Tensor]:
-        return cast[f"{name}.weight"], cast[f"{name}.bias"]
-
-    def output(name: str) -> tuple[Tensor, Tensor] | None:
-        return (draft.rows(cast[f"{name}.weight"]), draft.rows(cast[f"{name}.bias"])) if own_output else None
-
-    return [
-        Head(
-            res=pair(f"hydra_mlp.{k}.{mlp}.res_connection"),
-            linear=pair(f"hydra_mlp.{k}.{mlp}.linear"),
-            block=pair(f"hydra_mlp.{k}.{blocks[0]}.linear"),
-            output=output(head_name.format(k=k)),
-            draft=draft,
-        )
-        for k in range(count)
-    ]
+    ignored = [name for name in checkpoint.shapes if name.endswith("rotary_emb.inv_freq")]
+    checkpoint.check(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
+    return Layout(count, mlp, blocks, head_name, own_output)
 
 
-def _prefix_shapes(target: Target) -> dict[str, tuple[int, ...]]:
-    config = target.model.config
+def _prefix_shapes(target: Target | Outline) -> dict[str, tuple[int, ...]]:
+    config = target.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     query, key, inner, hidden = (
         config.num_attention_heads * head_dim,

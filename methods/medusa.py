@@ -24,10 +24,13 @@ from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
+from methods.outline import Outline
 from methods.sampling import top
 from methods.static_trees import fitted
 from methods.target import Target
 from methods.tree import from_list, parents_of_paths
+
+_FILES = ("medusa_lm_head.pt",)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Medusa:
 
     def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "medusa", widest=target.vocab)
-        checkpoint = Checkpoint(config.weights, "medusa", ("medusa_lm_head.pt",))
+        checkpoint = Checkpoint(config.weights, "medusa", _FILES)
         self._blocks, outputs = load_heads(checkpoint, target)
         self._width = max(path[-1] for path in nodes) + 1
         self._draft = DraftHead(target, checkpoint, config.draft_vocab, self._width)
@@ -62,6 +65,10 @@ class Medusa:
         self._rank_of = torch.tensor([path[-1] for path in nodes], device=device)
         self._depth = depth
         self.max_rows = len(nodes) + 1
+
+    @staticmethod
+    def check(config: MedusaConfig, target: Outline) -> None:
+        check_heads(Checkpoint(config.weights, "medusa", _FILES), target)
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         self._hidden = prefill.hidden[-1:]
@@ -85,23 +92,29 @@ class Medusa:
 
 
 def load_heads(checkpoint: Checkpoint, target: Target) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
-    """Residual blocks (weight, bias) and output matrices, one per head; no matrices where the target's own is shared.
+    """Residual blocks (weight, bias) and output matrices, one per head; none where the target's own is shared."""
+    heads, own_output = check_heads(checkpoint, target)
+    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in checkpoint.tensors.items()}
+    blocks = [(cast[f"{k}.0.linear.weight"], cast[f"{k}.0.linear.bias"]) for k in range(heads)]
+    return blocks, [cast[f"{k}.1.weight"] for k in range(heads) if own_output]
+
+
+def check_heads(checkpoint: Checkpoint, target: Target | Outline) -> tuple[int, bool]:
+    """How many heads there are, and whether they have output matrices of their own, by the header of their file.
 
     Raises:
         ConfigError: for missing, unexpected or wrongly shaped tensors, and for Medusa-2, whose backbone is tuned too.
     """
-    if any(name.startswith(("model.", "base_model.", "lm_head.")) for name in checkpoint.tensors):
+    if any(name.startswith(("model.", "base_model.", "lm_head.")) for name in checkpoint.shapes):
         raise checkpoint.error("it carries a tuned backbone (Medusa-2), which is another target; use Medusa-1 heads")
-    indices = {int(name.split(".")[0]) for name in checkpoint.tensors if name.split(".")[0].isdigit()}
+    indices = {int(name.split(".")[0]) for name in checkpoint.shapes if name.split(".")[0].isdigit()}
     heads = max(indices, default=-1) + 1
-    own_output = "0.1.weight" in checkpoint.tensors
+    own_output = "0.1.weight" in checkpoint.shapes
     shapes: dict[str, tuple[int, ...]] = {}
     for k in range(max(heads, 1)):
         shapes[f"{k}.0.linear.weight"] = (target.hidden, target.hidden)
         shapes[f"{k}.0.linear.bias"] = (target.hidden,)
         if own_output:
             shapes[f"{k}.1.weight"] = (target.vocab, target.hidden)
-    found = checkpoint.check(shapes)
-    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in found.items()}
-    blocks = [(cast[f"{k}.0.linear.weight"], cast[f"{k}.0.linear.bias"]) for k in range(heads)]
-    return blocks, [cast[f"{k}.1.weight"] for k in range(heads) if own_output]
+    checkpoint.check(shapes)
+    return heads, own_output

@@ -17,15 +17,20 @@ from methods.loading import Source, fetch
 from methods.target import Target
 
 
+def shares_embedding(source: Source) -> bool:
+    """Whether a folder says so; a model of its own is fetched and refused as any other."""
+    if source.kind == "hub" or (source.kind == "folder" and not Path(source.id).expanduser().is_dir()):
+        return False
+    return bool(read_config(fetch(source) / "config.json").get("shares_embedding"))
+
+
 def shared_draft(source: Source, target: Target) -> Target | None:
     """The draft of a folder that shares the target's embedding; None for a model of its own.
 
     Raises:
         ConfigError: if its tensors don't fit the target.
     """
-    if source.kind == "hub" or (source.kind == "folder" and not Path(source.id).expanduser().is_dir()):
-        return None  # a model, fetched and refused as any other
-    if not read_config(fetch(source) / "config.json").get("shares_embedding"):
+    if not shares_embedding(source):
         return None
     checkpoint = Checkpoint({"kind": source.kind, "id": source.id}, "sps", ("model.safetensors",))
     config: Any = copy.deepcopy(target.model.config)
@@ -34,8 +39,8 @@ def shared_draft(source: Source, target: Target) -> Target | None:
     with torch.device("meta"):
         model = type(target.model)(config)
     own = {name: tuple(value.shape) for name, value in model.base_model.named_parameters() if "embed" not in name}
-    tensors = checkpoint.check({f"model.{name}": shape for name, shape in own.items()})
-    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in tensors.items()}
+    checkpoint.check({f"model.{name}": shape for name, shape in own.items()})
+    cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in checkpoint.tensors.items()}
     model.load_state_dict(cast, assign=True, strict=False)
     model.set_input_embeddings(target.model.get_input_embeddings())
     model.set_output_embeddings(target.model.get_output_embeddings())

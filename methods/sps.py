@@ -23,9 +23,10 @@ from torch import Tensor
 from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.checkpoints import source_of
 from methods.errors import ConfigError
-from methods.loading import Source, load_model
+from methods.loading import Source, load_model, outline
+from methods.outline import Outline
 from methods.sampling import distribution, draw, greedy
-from methods.shared_draft import shared_draft
+from methods.shared_draft import shared_draft, shares_embedding
 from methods.target import Target
 from methods.tree import chain
 
@@ -60,6 +61,12 @@ class SpS:
         source = source_of(config.weights, "sps")
         self.draft = shared_draft(source, target) or _own_draft(source, target, tokenizer)
         self.max_rows = (config.num_draft if config.schedule == "constant" else _LONGEST) + 1
+
+    @staticmethod
+    def check(config: SpSConfig, target: Outline) -> None:
+        source = source_of(config.weights, "sps")
+        if not shares_embedding(source):
+            outline(source, setting="methods.sps.weights")
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         prompt = self._known(torch.tensor(request.prompt_ids, device=self.draft.device))

@@ -48,6 +48,11 @@ class Target:
         self._check_head()
 
     @property
+    def config(self) -> Any:
+        """The model's own config."""
+        return self.model.config
+
+    @property
     def device(self) -> torch.device:
         """Where tokens go in; with ``device_map`` the layers may lie elsewhere too."""
         return self.embedding.device

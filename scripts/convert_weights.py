@@ -18,8 +18,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from bench.records import write_atomically
-from methods.checkpoints import read_tensors
 from methods.errors import ConfigError
+from methods.tensor_files import read_tensors
 
 
 def convert(source: Path, out: Path) -> Path:

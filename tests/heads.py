@@ -6,6 +6,7 @@ Random heads draft badly, which is what a losslessness test wants: nearly every 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,25 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from methods.draft_vocab import FILE
+from methods.outline import Outline
 from methods.target import Target
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 def write_eagle(
     folder: Path, target: Target, *, bias: bool = True, scale: float = 0.3, kv_heads: int | None = None
 ) -> Path:
     """``pytorch_model.bin`` in float32, as the Vicuna and LLaMA2 heads are; ``bias=False`` as the LLaMA3 ones."""
-    config = target.model.config
+    shapes, facts = eagle(target, bias=bias, kv_heads=kv_heads)
+    return _write(folder, "pytorch_model.bin", _random(shapes, scale), facts)
+
+
+def eagle(
+    target: Target | Outline, *, bias: bool = True, kv_heads: int | None = None
+) -> tuple[Shapes, dict[str, object]]:
+    """An EAGLE head's tensors and its config."""
+    config = target.config
     hidden, inner, heads = target.hidden, config.intermediate_size, config.num_attention_heads
     head_dim, kv = hidden // heads, kv_heads or config.num_key_value_heads
     shapes = {
@@ -51,33 +63,52 @@ def write_eagle(
         "rms_norm_eps": 1e-6,
         "pad_token_id": 0,
     }
-    if not bias:
-        facts["bias"] = False
-    return _write(folder, "pytorch_model.bin", _random(shapes, scale), facts)
+    return shapes, facts if bias else facts | {"bias": False}
 
 
-def write_medusa(folder: Path, target: Target, *, heads: int = 5, tied: bool = False, scale: float = 0.3) -> Path:
+def write_medusa(
+    folder: Path, target: Target | Outline, *, heads: int = 5, tied: bool = False, scale: float = 0.3
+) -> Path:
     """``medusa_lm_head.pt``; the config names two heads whatever the file holds, as the published one does."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    tensors = _random(medusa(target, heads=heads, tied=tied), scale)
+    return _write(folder, "medusa_lm_head.pt", tensors, {"medusa_num_heads": 2, "medusa_num_layers": 1})
+
+
+def medusa(target: Target | Outline, *, heads: int = 5, tied: bool = False) -> Shapes:
+    """Medusa's tensors."""
+    shapes: Shapes = {}
     for k in range(heads):
         shapes[f"{k}.0.linear.weight"] = (target.hidden, target.hidden)
         shapes[f"{k}.0.linear.bias"] = (target.hidden,)
         if not tied:
             shapes[f"{k}.1.weight"] = (target.vocab, target.hidden)
-    return _write(folder, "medusa_lm_head.pt", _random(shapes, scale), {"medusa_num_heads": 2, "medusa_num_layers": 1})
+    return shapes
 
 
 def write_hydra(folder: Path, target: Target, *, prefix: bool = True, heads: int = 4, scale: float = 0.3) -> Path:
     """``hydra_lm_head.pt`` of arch prefix-mlp (with its stored embeddings and tied blocks) or mlp."""
-    hidden, vocab, config = target.hidden, target.vocab, target.model.config
+    blocks = (3, 5, 7) if prefix else (1, 2, 3)
+    shapes = hydra(target, prefix=prefix, heads=heads)
+    # Three names, one tensor.
+    first = {name: re.sub(rf"\.({blocks[1]}|{blocks[2]})\.linear\.", f".{blocks[0]}.linear.", name) for name in shapes}
+    drawn = _random({name: shape for name, shape in shapes.items() if first[name] == name}, scale)
+    tensors = {name: drawn[first[name]] for name in shapes}
+    facts = {"hydra_num_heads": heads, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp" if prefix else "mlp"}
+    return _write(folder, "hydra_lm_head.pt", tensors, facts)
+
+
+def hydra(target: Target | Outline, *, prefix: bool = True, heads: int = 4) -> Shapes:
+    """Hydra's tensors; the shared block stands under three names."""
+    hidden, vocab, config = target.hidden, target.vocab, target.config
     mlp, blocks = (1, (3, 5, 7)) if prefix else (0, (1, 2, 3))
-    shapes: dict[str, tuple[int, ...]] = {"input_embed_fn.weight": (vocab, hidden)}
+    shapes: Shapes = {"input_embed_fn.weight": (vocab, hidden)}
     for k in range(heads):
         for part in ("linear", "res_connection"):
             shapes[f"hydra_mlp.{k}.{mlp}.{part}.weight"] = (hidden, (k + 2) * hidden)
             shapes[f"hydra_mlp.{k}.{mlp}.{part}.bias"] = (hidden,)
-        shapes[f"hydra_mlp.{k}.{blocks[0]}.linear.weight"] = (hidden, hidden)
-        shapes[f"hydra_mlp.{k}.{blocks[0]}.linear.bias"] = (hidden,)
+        for block in blocks:
+            shapes[f"hydra_mlp.{k}.{block}.linear.weight"] = (hidden, hidden)
+            shapes[f"hydra_mlp.{k}.{block}.linear.bias"] = (hidden,)
         output = f"hydra_lm_head.{k}.1" if prefix else f"hydra_lm_head.{k}"
         shapes[f"{output}.weight"] = (vocab, hidden)
         shapes[f"{output}.bias"] = (vocab,)
@@ -98,13 +129,7 @@ def write_hydra(folder: Path, target: Target, *, prefix: bool = True, heads: int
         shapes |= {f"prefix_embeding_layer.layers.0.{name}.weight": shape for name, shape in layer.items()}
         shapes["prefix_embeding_layer.embed_tokens.weight"] = (vocab, hidden)
         shapes["prefix_embeding_layer.norm.weight"] = (hidden,)
-    tensors = _random(shapes, scale)
-    for k in range(heads):
-        for part in ("weight", "bias"):
-            for block in blocks[1:]:
-                tensors[f"hydra_mlp.{k}.{block}.linear.{part}"] = tensors[f"hydra_mlp.{k}.{blocks[0]}.linear.{part}"]
-    facts = {"hydra_num_heads": heads, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp" if prefix else "mlp"}
-    return _write(folder, "hydra_lm_head.pt", tensors, facts)
+    return shapes
 
 
 def write_draft_model(folder: Path, target: Target, tokenizer: object, *, seed: int = 5, scale: float = 3.0) -> Path:
@@ -138,7 +163,7 @@ def word_tokenizer(words: int) -> Any:
     )
 
 
-def _random(shapes: dict[str, tuple[int, ...]], scale: float) -> dict[str, torch.Tensor]:
+def _random(shapes: Shapes, scale: float) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(11)
     return {
         name: torch.ones(shape) if name.endswith("norm.weight") else torch.randn(shape, generator=generator) * scale

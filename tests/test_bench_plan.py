@@ -46,6 +46,8 @@ def test_the_id_does_not_depend_on_the_order_in_which_settings_were_given() -> N
     [
         {"model": {"device": "cuda:1"}},
         {"model": {"weights": {"eagle": "org/head"}}},
+        {"model": {"settings": {"eagle2": {"total_tokens": 50}}}},
+        {"measure": {"questions": "paper"}},
         {"task": {"path": "elsewhere/toy.jsonl"}},
         {"task": {"source": "hub", "hub": Hub("other/set", "train")}},
         {"task": {"count": None}},
@@ -54,7 +56,19 @@ def test_the_id_does_not_depend_on_the_order_in_which_settings_were_given() -> N
         {"methods": BOTH},
         {"questions": (Question("a", "other", ("Hello?",), ("ref",)), Question("b", "", ("One?", "Two?")))},
     ],
-    ids=["device", "heads", "path", "source", "count", "trace", "no methods", "more methods", "category and reference"],
+    ids=[
+        "device",
+        "heads",
+        "settings",
+        "where questions lay",
+        "path",
+        "source",
+        "count",
+        "trace",
+        "no methods",
+        "more methods",
+        "category and reference",
+    ],
 )
 def test_the_id_ignores_what_cannot_change_a_number(changes: dict[str, Any]) -> None:
     assert cell(**changes).id == cell().id
@@ -89,7 +103,13 @@ def test_the_id_changes_with_each_setting_that_matters(group: str, name: str) ->
 
 def test_no_setting_was_added_without_a_decision_about_the_id() -> None:
     for schema, values in (CHANGED[group] for group in ("model", "decode", "measure")):
-        assert {field.name for field in fields(schema)} - {"device", "weights", "trees", "trace"} == set(values)
+        assert {field.name for field in fields(schema)} - {
+            "device",
+            "weights",
+            "settings",
+            "trace",
+            "questions",
+        } == set(values)
 
 
 A, B = cell().questions

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from bench_support import Command, tiny_settings, write_questions
+from heads import write_medusa
+from transformers import LlamaConfig
 
 import bench.session
 import methods
 from bench.records import Store
 from methods.base import Context, Draft, Request
 from methods.loading import Source, load_model
+from methods.outline import Outline
 from methods.pld import PLD
 from methods.tree import chain
 
@@ -248,3 +251,14 @@ def test_a_full_disk_is_said_in_one_line_and_the_run_can_go_on_later(
     assert result.code in (1, 2)
     assert "No space left on device" in result.err
     assert command("method=pld", *toy).code == 0
+
+
+def test_a_wrong_head_is_refused_before_any_model_loads(
+    toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = write_medusa(tmp_path / "head", Outline(LlamaConfig(hidden_size=16, vocab_size=10)))
+    monkeypatch.setattr(bench.session, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    result = command("method=[pld,medusa]", f"methods.medusa.weights={head}", *toy)
+    assert result.code == 2
+    assert f"{head / 'medusa_lm_head.pt'} is not a medusa head for this model: " in result.err
+    assert not list(tmp_path.rglob("blocks.jsonl"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import torch
 from conftest import tiny_llama
 from heads import word_tokenizer, write_eagle, write_hydra, write_medusa
+from safetensors.torch import load_file
 
 import methods
 from methods.base import ConfigError
+from methods.loading import Source, load_model
 from methods.target import Target
 
 VOCAB = 12
@@ -88,10 +91,23 @@ def test_a_file_that_holds_more_than_named_tensors_is_refused(
     assert f"{file} holds more than named tensors; convert it with scripts/convert_weights.py where it was made" in said
 
 
-def test_a_draft_model_is_read_from_safetensors_only(target: Target, tmp_path: Path) -> None:
+def test_a_draft_model_of_a_pickle_runs_nothing(target: Target, tmp_path: Path) -> None:
     folder = tmp_path / "draft"
     target.model.config.save_pretrained(folder)
     word_tokenizer(VOCAB).save_pretrained(folder)
     torch.save(target.model.state_dict() | {"payload": Touches(tmp_path / "touched")}, folder / "pytorch_model.bin")
-    assert "safetensors" in refusal("sps", folder, target)
+    assert "pytorch_model.bin cannot be read as weights: " in refusal("sps", folder, target)
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+def test_a_target_that_has_no_safetensors_loads_from_its_pickle(tiny_model_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    loaded = load_model(Source("folder", str(tmp_path)), device="cpu").target.model.state_dict()
+    assert weights.keys() <= loaded.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+    torch.save({name: tensor for name, tensor in weights.items() if "norm" not in name}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"lacks the weights that its config\.json describes: missing model\."):
+        load_model(Source("folder", str(tmp_path)), device="cpu")
