@@ -256,7 +256,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_run_can_go_on_later(
 def test_a_wrong_head_is_refused_before_any_model_loads(
     toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = write_medusa(tmp_path / "head", Outline(LlamaConfig(hidden_size=16, vocab_size=10)))
+    head = write_medusa(tmp_path / "head", Outline(LlamaConfig(hidden_size=64, vocab_size=10)))
     monkeypatch.setattr(bench.session, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     result = command("method=[pld,medusa]", f"methods.medusa.weights={head}", *toy)
     assert result.code == 2
