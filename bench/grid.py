@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -18,6 +19,7 @@ import methods
 from bench import hardware, tasks
 from bench.config import Profile, Setup, Table, freeze, registered, setup_of
 from bench.paths import CONF
+from bench.pins import Pins
 from bench.plan import VANILLA, Cell, Question, cell_of
 from methods.errors import ConfigError
 
@@ -25,27 +27,11 @@ _GROUPS = ("model", "decode", "task", "method")
 
 
 def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Table | None, Profile]:
-    """The cells a command means, in the order they will run; the table they belong to, if any; the profile in force.
-
-    ``auto`` is what ``profile=auto`` stands for; None picks by this machine. A table that the command narrows is
-    named ``<name>-partial``, so that it never takes the place of the whole one.
-    """
-    given = list(HydraConfig.get().overrides.task)
-    _refuse_additions(given)
-    profile = _profile(config, given, auto)
-    table = freeze(Table, config.table, "table") if config.get("table") else None
-    base = [override for override in given if _key(override).split(".")[0] not in ("table", "profile", "plan")]
-    if table is None:
-        _refuse_lists(base)
-        chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
-        model = HydraConfig.get().runtime.choices["model"]
-        setups = [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))]
-    else:
-        setups, whole = _grid(profile, table, base)
-        table = table if whole else replace(table, name=f"{table.name}-partial")
+    """``setups`` with their questions: the cells a command means."""
+    wanted, table, profile = setups(config, auto)
     questions: dict[Any, tuple[Question, ...]] = {}
     cells = []
-    for setup in setups:
+    for setup in wanted:
         if setup.task.name not in questions:
             questions[setup.task.name] = tasks.load(setup.task)
         cell = cell_of(setup, questions[setup.task.name])
@@ -57,6 +43,29 @@ def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Ta
             )
         cells.append(cell)
     return cells, table, profile
+
+
+def setups(config: DictConfig, auto: str | None = None) -> tuple[list[Setup], Table | None, Profile]:
+    """What a command means, in the order it will run; the table it belongs to, if any; the profile in force.
+
+    Reads no questions, so it answers before they are fetched. ``auto`` is what ``profile=auto`` stands for; None picks
+    by this machine. A table that the command narrows is named ``<name>-partial``, so that it never takes the place of
+    the whole one.
+    """
+    given = list(HydraConfig.get().overrides.task)
+    _refuse_additions(given)
+    profile = _profile(config, given, auto)
+    table = freeze(Table, config.table, "table") if config.get("table") else None
+    base = [override for override in given if _key(override).split(".")[0] not in ("table", "profile", "plan")]
+    if table is None:
+        _refuse_lists(base)
+        chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
+        model = HydraConfig.get().runtime.choices["model"]
+        wanted = [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))]
+    else:
+        wanted, whole = _grid(profile, table, base)
+        table = table if whole else replace(table, name=f"{table.name}-partial")
+    return wanted, table, profile
 
 
 def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup], bool]:
@@ -118,7 +127,8 @@ def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
         if key not in said and (of_method is None or of_method in selected):
             overrides.append(override)
     overrides += [override for override in given if _key(override) != "method"]
-    return setup_of(hydra.compose("config", overrides=overrides))
+    composed = hydra.compose("config", overrides=overrides)
+    return Pins.read(Path(str(composed.results))).pin(setup_of(composed))
 
 
 def _profile(config: DictConfig, given: Sequence[str], auto: str | None) -> Profile:
