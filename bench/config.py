@@ -52,7 +52,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Hub:
-    """A hub data set and how a row becomes turns: a column that holds them, or a template over columns."""
+    """A hub data set and how a row becomes turns: a column that holds them, or a template over columns.
+
+    ``files`` are the split's files in the repository; empty: asked of the hub, by ``datasets``.
+    """
 
     id: str
     split: str
@@ -61,6 +64,15 @@ class Hub:
     turns: str | None = None
     template: str | None = None
     reference: str | None = None
+    files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", tuple(self.files))  # OmegaConf makes lists, and a Task is a key of a dict
+
+    @property
+    def local(self) -> bool:
+        """Whether ``id`` is a folder in the hub's layout rather than a repository."""
+        return Path(self.id).is_dir() or self.id.startswith((".", "/", "~"))
 
 
 @dataclass(frozen=True)

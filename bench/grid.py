@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -19,6 +20,7 @@ import methods
 from bench import hardware, tasks
 from bench.config import Decode, Profile, Setup, Table, Task, freeze, registered, setup_of
 from bench.paths import CONF
+from bench.pins import Pins
 from bench.plan import VANILLA, Cell, Question, cell_of
 from methods.errors import ConfigError
 
@@ -60,13 +62,11 @@ def setups(config: DictConfig, auto: str | None = None) -> tuple[list[Setup], Ta
         _refuse_lists(base)
         chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
         model = HydraConfig.get().runtime.choices["model"]
-        return (
-            [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))],
-            None,
-            profile,
-        )
-    wanted, whole = _grid(profile, table, base)
-    return wanted, table if whole else replace(table, name=f"{table.name}-partial"), profile
+        wanted = [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))]
+    else:
+        wanted, whole = _grid(profile, table, base)
+        table = table if whole else replace(table, name=f"{table.name}-partial")
+    return wanted, table, profile
 
 
 def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup], bool]:
@@ -134,7 +134,8 @@ def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
         if key not in said and (of_method is None or of_method in selected):
             overrides.append(override)
     overrides += [override for override in given if _key(override) != "method"]
-    return setup_of(hydra.compose("config", overrides=overrides))
+    composed = hydra.compose("config", overrides=overrides)
+    return Pins.read(Path(str(composed.results))).pin(setup_of(composed))
 
 
 def _profile(config: DictConfig, given: Sequence[str], auto: str | None) -> Profile:

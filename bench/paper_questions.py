@@ -14,7 +14,7 @@ from methods.errors import ConfigError
 from methods.paths import cache_folder
 
 REPOSITORY = "SafeAILab/EAGLE"
-COMMIT = "cb7e084"
+COMMIT = "cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b"
 
 
 @dataclass(frozen=True)

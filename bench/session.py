@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 import methods
-from bench import audit, hardware, prompts, provenance, traces
+from bench import audit, hardware, pins, prompts, provenance, traces
 from bench.config import Model, method_id, registered
 from bench.nodes import NodeRecorder
 from bench.plan import VANILLA, Cell, Question, Work, missing, untraced
@@ -50,6 +50,7 @@ class Session:
         for cell in cells:
             for name, knobs in cell.methods.items():
                 methods.configure(registered(name), knobs)  # refuse wrong knobs before any weight loads
+            pins.refuse_unpinned(cell.model, cell.methods, results)
         _check_weights(cells)
         failed = []
         for cell in cells:
@@ -60,7 +61,9 @@ class Session:
                     continue
                 store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
                 drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
-                store.write_session(self.name, {"hardware": self._hardware(), "provenance": provenance.describe()})
+                used = {name: {"id": cell.method_ids[name], **knobs} for name, knobs in cell.methods.items()}
+                ran_as = {"hardware": self._hardware(), "provenance": provenance.describe(), "methods": used}
+                store.write_session(self.name, ran_as)
                 try:
                     if work:
                         self._run_cell(cell, work, drafters, store)

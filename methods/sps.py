@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.checkpoints import source_of
 from methods.errors import ConfigError
-from methods.loading import Source, load_model, outline
+from methods.loading import load_model, outline
 from methods.outline import Outline
 from methods.sampling import distribution, draw, greedy
 from methods.shared_draft import shared_draft, shares_embedding
+from methods.sources import Source, source_of
 from methods.target import Target
 from methods.tree import chain
 

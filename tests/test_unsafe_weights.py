@@ -91,10 +91,13 @@ def test_a_file_that_holds_more_than_named_tensors_is_refused(
     assert f"{file} holds more than named tensors; convert it with scripts/convert_weights.py where it was made" in said
 
 
-def test_a_draft_model_of_a_pickle_runs_nothing(target: Target, tmp_path: Path) -> None:
-    folder = tmp_path / "draft"
+def test_a_pickled_draft_model_is_read_and_what_else_is_in_it_runs_nothing(target: Target, tmp_path: Path) -> None:
+    folder, tokenizer = tmp_path / "draft", word_tokenizer(VOCAB)
     target.model.config.save_pretrained(folder)
-    word_tokenizer(VOCAB).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    torch.save(target.model.state_dict(), folder / "pytorch_model.bin")
+    drafter = methods.load("sps", {"weights": str(folder)}, target, tokenizer)
+    assert torch.equal(drafter.draft.embedding, target.embedding)
     torch.save(target.model.state_dict() | {"payload": Touches(tmp_path / "touched")}, folder / "pytorch_model.bin")
     assert "pytorch_model.bin cannot be read as weights: " in refusal("sps", folder, target)
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
