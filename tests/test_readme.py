@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench_support import environment
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,7 +47,9 @@ def test_library_example_runs(tiny_model_folder: Path) -> None:
     found = re.search(r"```python\n(.*?)```", README, re.S)
     assert found
     code = found.group(1).replace("path/to/model", str(tiny_model_folder))
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(), check=False
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("(") > 1
 
@@ -64,4 +67,6 @@ def test_links_point_at_files() -> None:
 
 
 def _python(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment(), check=False
+    )

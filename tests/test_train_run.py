@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_support import Command
+from bench_support import Command, environment
 from conftest import run
 
 import methods
@@ -76,7 +76,7 @@ def trained(command: Command, folder: Path, work: Path, method: str, *extra: str
 def work(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus that one question was kept out of, and an EAGLE head."""
     folder = tmp_path_factory.mktemp("train")
-    subprocess.run(as_typed(*arguments(tiny_model_folder, folder, "eagle")), cwd=ROOT, check=True)
+    subprocess.run(as_typed(*arguments(tiny_model_folder, folder, "eagle")), cwd=ROOT, env=environment(), check=True)
     return folder
 
 
@@ -121,7 +121,10 @@ def test_training_that_is_killed_three_times_ends_with_the_curve_of_an_unbroken_
     for _ in range(3):
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         process = subprocess.Popen(
-            as_typed(*arguments(tiny_model_folder, tmp_path, "eagle")), cwd=ROOT, stderr=subprocess.DEVNULL
+            as_typed(*arguments(tiny_model_folder, tmp_path, "eagle")),
+            cwd=ROOT,
+            env=environment(),
+            stderr=subprocess.DEVNULL,
         )
         while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
             assert process.poll() is None, "it ended before it could be killed"
