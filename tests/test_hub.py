@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hub_server import HubServer, Repository, serving
 from huggingface_hub import constants
+from safetensors.torch import load, save
 
 from methods import hub
 from methods.errors import ConfigError
+from methods.loading import Source, outline
 
 WEIGHTS = bytes(range(256)) * 40
 FILES = {
@@ -105,6 +107,24 @@ def test_what_is_needed_arrives_and_is_asked_for_once(server: HubServer, client:
     assert hub.download("org/tiny", ours) == folder
     assert hub.absent("org/tiny", ours, ["config.json", "model.safetensors"]) == []
     assert len(server.log) == before
+
+
+def test_the_headers_of_a_target_in_the_cache_are_held_against_its_config(
+    server: HubServer, tiny_model_folder: Path
+) -> None:
+    """Before it is there only the config is fetched; a wrong one that is there is refused by the tensor's name."""
+    files = {path.name: path.read_bytes() for path in tiny_model_folder.iterdir()}
+    fewer = load(files["model.safetensors"])
+    fewer.pop("model.norm.weight")
+    for name, weights in (("whole", files["model.safetensors"]), ("fewer", save(fewer, {"format": "pt"}))):
+        server.repositories[f"models/org/{name}"] = Repository(files | {"model.safetensors": weights})
+        source = Source("hub", f"org/{name}", commit(server, f"models/org/{name}"))
+        assert outline(source).config.vocab_size
+        assert hub.absent(source.id, str(source.revision), ["model.safetensors"])
+        hub.download(source.id, source.revision)
+    assert outline(Source("hub", "org/whole", commit(server, "models/org/whole"))).config.vocab_size
+    with pytest.raises(ConfigError, match=r"org/fewer lacks the weights .*missing model\.norm\.weight"):
+        outline(Source("hub", "org/fewer", commit(server, "models/org/fewer")))
 
 
 def test_offline_serves_what_was_fetched_and_names_what_was_not(

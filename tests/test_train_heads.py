@@ -82,11 +82,36 @@ def test_heads_start_at_the_least_squares_fit(batch: Batch, frozen: Frozen) -> N
     deeper = HydraTraining(frozen, heads=2)
     deeper.start([batch])
     for k in range(2):
-        inputs, wanted = deeper._pairs(k, batch)
-        fitted = frozen.logits(deeper.res[k](inputs))
-        drafted = deeper.head(k, deeper.prefix(batch.features), batch.tokens)[batch.together(k + 1)]
-        torch.testing.assert_close(drafted, fitted)
-        assert (deeper.res[k](inputs) - wanted).norm() < 0.5 * wanted.norm()
+        where = batch.together(k + 1)
+        drafted = deeper.head(k, deeper.prefix(batch.features), batch.tokens)[where]
+        # Fewer positions than inputs: the fit goes through them all, so each head's logits are the target's own.
+        torch.testing.assert_close(drafted, frozen.logits(batch.features[:, k + 1 :][where]), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "hydra", "sps"])
+def test_a_head_learns_one_batch_from_its_start(method: str, target: Target, batch: Batch, frozen: Frozen) -> None:
+    """Much of each starts at zero: it must be a zero that gradients leave."""
+    torch.manual_seed(1)
+    head: Any = {
+        "eagle": lambda: EagleTraining(frozen),
+        "medusa": lambda: MedusaTraining(frozen),
+        "hydra": lambda: HydraTraining(frozen),
+        "sps": lambda: SpSTraining(frozen, target, layers=1),
+    }[method]()
+    # Fitted to other texts with these states, so that there is something left to learn.
+    head.start([Batch(batch.tokens.flip(0, 1), batch.features, batch.text)])
+    before = {name: parameter.detach().clone() for name, parameter in head.named_parameters()}
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
+    losses = []
+    for step in range(40):
+        loss = head.loss(batch, torch.Generator().manual_seed(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.95 * losses[0], (losses[0], losses[-1])
+    still = [name for name, parameter in head.named_parameters() if torch.equal(parameter, before[name])]
+    assert not still
 
 
 def test_medusa_ranks(target: Target, batch: Batch, frozen: Frozen, tmp_path: Path) -> None:
