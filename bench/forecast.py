@@ -23,6 +23,8 @@ REACHED = 0.6
 """Share of the peak bandwidth that stock decoding at batch 1 commonly reaches; a plan's guess, not a measurement."""
 HEADROOM_BYTES = 2e9
 """The driver's context, workspaces, logits of a prompt's audit."""
+FILLED = 0.95
+"""Of each GPU's memory, where layers are laid over several: they do not divide evenly."""
 _CHARACTERS_PER_TOKEN = 3
 _UNKNOWN_HEAD = 0.2
 """Of the target's size, where nothing tells how large a draft head is: above the share of any head of a 7B model."""
@@ -40,7 +42,7 @@ class Device:
         """Bytes for one target; ``spread`` lays it over all GPUs."""
         if self.gpu is None:
             return self.machine_bytes
-        return self.gpu.memory_bytes * (self.count if spread else 1)
+        return self.gpu.memory_bytes * (self.count * FILLED if spread else 1)
 
     @property
     def name(self) -> str:

@@ -98,7 +98,7 @@ def refuse_too_large(cells: list[Cell], plan: Plan) -> None:
     where = forecast.device(replace(plan, gpu=None, gpus=None))  # what is here, whatever the plan was priced for
     for cell in cells:
         need = forecast.footprint(cell)
-        if refusal := _refusal(cell, _device_of(cell, where, plan), need and need.memory_bytes(cell)):
+        if refusal := _refusal(cell, _device_of(cell, where, plan), need.memory_bytes(cell) if need else None):
             raise ConfigError(refusal)
 
 
@@ -162,7 +162,7 @@ def _refusal(cell: Cell, where: Device, memory: float | None) -> str | None:
     text = f"{model.name} in {model.dtype} needs {_gb(memory)}, {held} {_gb(where.capacity(spread))}"
     if where.gpu is None:
         return f"{text}; take a machine with more memory, or a smaller model"
-    count = int(memory // (0.95 * one)) + 1  # accelerate leaves a margin on each
+    count = int(memory // (forecast.FILLED * one)) + 1
     advice = [f"model.device=map on {count} of {where.gpu.name}"]
     if model.dtype in ("float32", "float64"):
         advice.append("model.dtype=bfloat16")

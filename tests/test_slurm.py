@@ -81,7 +81,8 @@ class Cluster:
         print(self.call("sbatch", f"--array=0-{CELLS - 1}", f"--output={log}", *script))
 
     def launcher(self) -> subprocess.Popen[bytes]:
-        route = ["launcher=slurm", "launcher.parallel=2", f"results={self.results}"]
+        setup = "launcher.setup=['export OMP_NUM_THREADS=1']"
+        route = ["launcher=slurm", "launcher.parallel=2", setup, f"results={self.results}"]
         command = [sys.executable, "-m", "bench.run", *GRID, *route]
         return subprocess.Popen(command, cwd=self._folder, env=self._env)
 
