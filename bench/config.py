@@ -183,6 +183,45 @@ class Style:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What of a grid is asked about or run. ``index`` is the one cell that a task of an array takes."""
+
+    dry_run: bool
+    status: bool
+    index: int | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and self.gpus < 1:
+            raise ConfigError(f"plan.gpus={self.gpus} must be 1 or more, or null for what the machine has")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Where cells run: ``local``, in this process, or ``slurm``, an array of a task a cell. Never in a cell id."""
+
+    name: str
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    gres: str | None = None
+    cpus: int | None = None
+    memory_gb: int | None = None
+    minutes: int = 60
+    parallel: int = 1
+    warn_s: int = 120
+    setup: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _one_of("launcher.name", self.name, ("local", "slurm"))
+        for setting in ("minutes", "parallel", "warn_s"):
+            if getattr(self, setting) < 1:
+                raise ConfigError(f"launcher.{setting}={getattr(self, setting)} must be 1 or more")
+
+
+@dataclass(frozen=True)
 class Setup:
     """One composed configuration: a single cell's worth of groups."""
 

@@ -25,6 +25,8 @@ from bench.plan import VANILLA, Cell, Question, cell_of
 from methods.errors import ConfigError
 
 _GROUPS = ("model", "decode", "task", "method")
+_NO_SETUP = ("table", "profile", "plan", "launcher")
+"""What says which cells and where they run, not what one is."""
 
 
 def resolve(config: DictConfig, auto: str | None = None) -> tuple[list[Cell], Table | None, Profile]:
@@ -57,7 +59,7 @@ def setups(config: DictConfig, auto: str | None = None) -> tuple[list[Setup], Ta
     _refuse_additions(given)
     profile = _profile(config, given, auto)
     table = freeze(Table, config.table, "table") if config.get("table") else None
-    base = [override for override in given if _key(override).split(".")[0] not in ("table", "profile", "plan")]
+    base = [override for override in given if _key(override).split(".")[0] not in _NO_SETUP]
     if table is None:
         _refuse_lists(base)
         chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods

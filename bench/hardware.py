@@ -34,7 +34,7 @@ def kind(facts: dict[str, Any]) -> str:
     """What must be equal for two sessions to share a table: what the model ran on, not what else is in the box."""
     gpus = facts.get("gpus") or []
     if gpus and not str(facts.get("device", "cuda")).startswith("cpu"):
-        return f"{len(gpus)} x {gpus[0]['name']}"
+        return f"{len(facts.get('layers_on') or gpus)} x {gpus[0]['name']}"
     return f"{facts['cpu']}, {facts.get('threads', facts['cores'])} cores"
 
 

@@ -7,7 +7,8 @@ vanilla runs of its own and leaves the others alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Question:
     turns: tuple[str, ...]
     reference: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         return digest({"id": self.id, "turns": list(self.turns)})
 
@@ -49,11 +50,10 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """What the cell id hashes. Where the questions lay is left out: their text is in. So are the draft heads and
         the settings of methods, since each belongs to its method's id, and the traces, which are recorded apart from
-        the clock. A switch that is off is left out, so that adding one renames no old cell."""
-        model = {
-            key: value for key, value in asdict(self.model).items() if key not in ("device", "weights", "settings")
-        }
-        measure = {key: value for key, value in asdict(self.measure).items() if key not in ("questions", "trace")}
+        the clock. A switch that is off is left out, so that adding one renames no old cell. ``vars``, since ``asdict``
+        copies deeply, and a plan of ten thousand cells would wait for that."""
+        model = {key: value for key, value in vars(self.model).items() if key not in ("device", "weights", "settings")}
+        measure = {key: value for key, value in vars(self.measure).items() if key not in ("questions", "trace")}
         if not self.measure.nodes:
             measure.pop("nodes")
         draws = {"draws": DRAWS} if self.decode.temperature > 0 else {}
@@ -62,19 +62,19 @@ class Cell:
             "model": model,
             "task": self.task.name,
             "questions": [question.sha256 for question in self.questions],
-            "decode": asdict(self.decode) | draws,
+            "decode": vars(self.decode) | draws,
             "measure": measure,
         }
 
-    @property
+    @cached_property
     def id(self) -> str:
         return digest(self.identity)
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.model.name}-{self.task.name}-{self.decode.name}-{self.id}"
 
-    @property
+    @cached_property
     def method_ids(self) -> dict[str, str]:
         return {name: method_id(name, knobs) for name, knobs in self.methods.items()}
 

@@ -8,7 +8,7 @@
       events.jsonl     what went wrong
       DONE | FAILED.json
 
-One process writes a cell at a time (a lock beside the files). A torn last line, the mark of a kill or a full disk, is
+One process writes a cell at a time (``bench.lock``). A torn last line, the mark of a kill or a full disk, is
 dropped when the cell is opened for writing; any other damage is an error that names the line, because skipping it
 would quietly change a number.
 """
@@ -22,8 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from bench.lock import Busy, Lock
 from methods.errors import ConfigError
 
 SCHEMA = 1
@@ -38,29 +37,33 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock: Lock | None = None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the cell: create its folder, refuse a second writer, cut a torn last line.
 
         Raises:
-            ConfigError: if another process holds it, or the folder cannot be written.
+            Busy: if another living process holds it.
+            ConfigError: if the folder cannot be written.
         """
+        lock = Lock(self.folder)
         try:
             (self.folder / "sessions").mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / ".lock")
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ConfigError(f"{self.folder} is being written by another process; wait for it or stop it") from None
+            lock.acquire()
+        except Busy:
+            raise
         except OSError as error:
             raise ConfigError(
                 f"cannot write results to {self.folder}: {error.strerror}; choose results=FOLDER"
             ) from None
+        self._lock = lock
         try:
             for name in ("blocks.jsonl", "traces.jsonl", "events.jsonl"):
                 _cut_torn_line(self.folder / name)
             yield
         finally:
+            self._lock = None
             lock.release()
 
     def write_cell(self, resolved: dict[str, Any]) -> None:
@@ -73,15 +76,22 @@ class Store:
         write_atomically(self.folder / "sessions" / f"{name}.json", _pretty(facts))
 
     def append_block(self, block: dict[str, Any]) -> None:
-        _append(self.folder / "blocks.jsonl", block)
+        self._append("blocks.jsonl", block)
 
     def append_trace(self, trace: dict[str, Any]) -> None:
-        _append(self.folder / "traces.jsonl", trace)
+        self._append("traces.jsonl", trace)
 
     def append_event(self, event: dict[str, Any]) -> None:
-        _append(self.folder / "events.jsonl", event)
+        self._append("events.jsonl", event)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        if self._lock:
+            self._lock.check()
+        _append(self.folder / name, record)
 
     def mark_done(self, facts: dict[str, Any]) -> None:
+        if self._lock:
+            self._lock.check()
         write_atomically(self.folder / "DONE", _pretty(facts))
         (self.folder / "FAILED.json").unlink(missing_ok=True)
 

@@ -1,4 +1,7 @@
-"""Entry point: ``python -m bench.run [group=option] [key=value]``. Exit 0 done, 1 a hole, 2 a wrong request."""
+"""Entry point: ``python -m bench.run [group=option] [key=value]``. Exit 0 done, 1 a hole, 2 a wrong request.
+
+A run that a scheduler or Ctrl-C stopped exits with 128 plus the signal; the same command goes on.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bench import grid, search_path
-from bench.config import Style, Table, freeze
+from bench import grid, overview, search_path, slurm
+from bench.config import Launcher, Plan, Style, Table, freeze
 from bench.mistakes import explain
 from bench.paths import CONF
 from bench.plan import Cell, missing, untraced
 from bench.records import DamagedRecordError, Store
+from bench.stopping import Stopped, heeding_signals
 from methods.errors import ConfigError
 
 
@@ -35,8 +40,12 @@ def launch(task: Callable[[DictConfig], int]) -> None:
 
     def body(config: DictConfig) -> None:
         codes.append(_guarded(lambda: task(config)))
+        if codes[-1] and slurm.in_task():
+            raise RuntimeError(f"exit code {codes[-1]}; the reason stands above")
 
-    codes.append(_guarded(lambda: hydra.main(version_base=None, config_path=str(CONF), config_name="config")(body)()))
+    with heeding_signals():
+        run = hydra.main(version_base=None, config_path=str(CONF), config_name="config")(body)
+        codes.append(_guarded(run))
     sys.exit(max(codes))
 
 
@@ -55,6 +64,9 @@ def _guarded(action: Callable[[], int | None]) -> int:
             file=sys.stderr,
         )
         return 1
+    except Stopped as stopped:
+        print(f"stopped by {stopped.signal}; the same command goes on with what is missing", file=sys.stderr)
+        return stopped.code
     except KeyboardInterrupt:
         print("stopped; run the same command again to finish what is missing", file=sys.stderr)
         return 130
@@ -62,26 +74,35 @@ def _guarded(action: Callable[[], int | None]) -> int:
 
 def _run(config: DictConfig) -> int:
     cells, table, profile = grid.resolve(config)
-    results = results_folder(config)
-    if config.plan.dry_run:
-        return _print_plan(cells, results)
-    stores = {cell.name: Store(cell.folder(results)) for cell in cells}
-    todo = [
-        cell
-        for cell in cells
-        if not cell.idle and (missing(cell, stores[cell.name]) or untraced(cell, stores[cell.name]))
-    ]
-    failed: list[str] = []
-    if todo:
-        print(
-            f"profile {profile.name}: {len(todo)} of {len(cells)} cells to run, results in {results}", file=sys.stderr
-        )
+    results, plan = results_folder(config), freeze(Plan, config.plan, "plan")
+    launcher = freeze(Launcher, config.launcher, "launcher")
+    if plan.dry_run:
+        return overview.price(cells, results, plan)
+    if plan.status:
+        return overview.progress(cells, results)
+    mine = [overview.pick(cells, plan.index)] if plan.index is not None else cells
+    todo = [cell for cell in mine if _lacks_something(cell, Store(cell.folder(results)))]
+    failed = False
+    if not todo:
+        print(f"nothing new to run: all {len(mine)} cells are done in {results}", file=sys.stderr)
+    elif launcher.name == "slurm" and plan.index is None:
+        names = {cell.name for cell in todo}
+        indices = [index for index, cell in enumerate(cells) if cell.name in names]
+        failed = slurm.submit(launcher, HydraConfig.get().overrides.task, indices, results) != 0
+    else:
+        print(f"profile {profile.name}: {len(todo)} of {len(mine)} cells to run, results in {results}", file=sys.stderr)
+        overview.refuse_too_large(todo, plan)
         from bench.session import Session  # torch loads only now
 
-        failed = Session().run(todo, results)
-    else:
-        print(f"nothing new to run: all {len(cells)} cells are done in {results}", file=sys.stderr)
+        failed = bool(Session().run(todo, results))
+    if plan.index is not None:  # the table is of all tasks: bench.report, or the command that submitted them
+        print(json.dumps({"cell": mine[0].name, "failed": failed}))
+        return 1 if failed else 0
     return max(finish(cells, table, results, freeze(Style, config.report, "report")), 1 if failed else 0)
+
+
+def _lacks_something(cell: Cell, store: Store) -> bool:
+    return not cell.idle and bool(missing(cell, store) or untraced(cell, store))
 
 
 def results_folder(config: DictConfig) -> Path:
@@ -106,18 +127,6 @@ def finish(cells: list[Cell], table: Table | None, results: Path, style: Style) 
     print(page)
     print(json.dumps({"cells": len(cells), "holes": holes, "written": [str(path) for path in written]}))
     return 1 if holes else 0
-
-
-def _print_plan(cells: list[Cell], results: Path) -> int:
-    blocks = 0
-    for cell in cells:
-        lacking = missing(cell, Store(cell.folder(results)))
-        blocks += len(lacking)
-        failed = Store(cell.folder(results)).failed()
-        state = "done" if not lacking else "failed" if failed else f"{len(lacking)} blocks to run"
-        print(f"{cell.name}  {', '.join(cell.methods)}  {len(cell.questions)} questions  {state}")
-    print(json.dumps({"cells": len(cells), "blocks_to_run": blocks}))
-    return 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,14 +21,17 @@ from tqdm import tqdm
 import methods
 from bench import audit, hardware, pins, prompts, provenance, traces
 from bench.config import Model, method_id, registered
+from bench.lock import Busy, Lost
 from bench.nodes import NodeRecorder
 from bench.plan import VANILLA, Cell, Question, Work, missing, untraced
 from bench.records import SCHEMA, Store, repeats
 from bench.timing import Stopwatch, wall_time
 from methods.base import Drafter, Request
 from methods.decoding import decode
+from methods.errors import ConfigError
 from methods.loading import Loaded, Source, load_model, outline
 from methods.outline import Outline
+from methods.target import Target
 
 
 class Session:
@@ -52,35 +56,46 @@ class Session:
                 methods.configure(registered(name), knobs)  # refuse wrong knobs before any weight loads
             pins.refuse_unpinned(cell.model, cell.methods, results)
         _check_weights(cells)
-        failed = []
+        failed: list[str] = []
         for cell in cells:
-            store = Store(cell.folder(results))
-            with store.writing():
-                work = missing(cell, store)
-                if not work and not untraced(cell, store):
-                    continue
-                store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
-                drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
-                used = {name: {"id": cell.method_ids[name], **knobs} for name, knobs in cell.methods.items()}
-                ran_as = {"hardware": self._hardware(), "provenance": provenance.describe(), "methods": used}
-                store.write_session(self.name, ran_as)
-                try:
-                    if work:
-                        self._run_cell(cell, work, drafters, store)
-                    finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
-                    store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
-                    self._trace(cell, drafters, store)  # last: what is timed comes first, and on its own
-                except Exception as error:  # noqa: BLE001 a failed cell is recorded, and the next one still runs
-                    facts = {"error": f"{type(error).__name__}: {error}", "session": self.name, "at": wall_time()}
-                    store.append_event({**facts, "traceback": traceback.format_exc()})
-                    store.mark_failed(facts)
-                    failed.append(cell.name)
-                    tqdm.write(f"{cell.name} failed: {facts['error']}", file=sys.stderr)
+            try:
+                self._run_one(cell, Store(cell.folder(results)), failed)
+            except (Busy, Lost) as error:  # somebody else works on it: that is no reason to leave the others
+                if len(cells) == 1 and isinstance(error, Busy):
+                    raise
+                failed.append(cell.name)
+                tqdm.write(f"left {cell.name} to another: {error}", file=sys.stderr)
         return failed
+
+    def _run_one(self, cell: Cell, store: Store, failed: list[str]) -> None:
+        with store.writing():
+            work = missing(cell, store)
+            if not work and not untraced(cell, store):
+                return
+            store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
+            drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
+            used = {name: {"id": cell.method_ids[name], **knobs} for name, knobs in cell.methods.items()}
+            ran_as = {"hardware": self._hardware(), "provenance": provenance.describe(), "methods": used}
+            store.write_session(self.name, ran_as)
+            try:
+                if work:
+                    self._run_cell(cell, work, drafters, store)
+                finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
+                store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
+                self._trace(cell, drafters, store)  # last: what is timed comes first, and on its own
+            except Lost:
+                raise
+            except Exception as error:  # noqa: BLE001 a failed cell is recorded, and the next one still runs
+                facts = {"error": f"{type(error).__name__}: {error}", "session": self.name, "at": wall_time()}
+                store.append_event({**facts, "traceback": traceback.format_exc()})
+                store.mark_failed(facts)
+                failed.append(cell.name)
+                tqdm.write(f"{cell.name} failed: {facts['error']}", file=sys.stderr)
 
     def _hardware(self) -> dict[str, Any]:
         assert self._loaded is not None
-        ran_on = {"device": str(self._loaded.target.device), "threads": torch.get_num_threads()}
+        target = self._loaded.target
+        ran_on = {"device": str(target.device), "threads": torch.get_num_threads(), "layers_on": _placement(target)}
         return hardware.describe() | ran_on
 
     def _ready(self, cell: Cell) -> dict[str, Drafter]:
@@ -121,6 +136,12 @@ class Session:
                 context=model.context,
                 eos_tokens=tuple(model.eos_tokens),
             )
+            away = {"cpu", "disk"} & set(_placement(self._loaded.target)) if torch.cuda.is_available() else set()
+            if model.device == "map" and away:  # accelerate's way out of too little memory; its speed means nothing
+                raise ConfigError(
+                    f"{model.name} does not fit the GPUs here: layers would lie on {', '.join(sorted(away))}; "
+                    f"give the task more GPUs, or choose a smaller model.dtype"
+                )
             self._model = model
 
     def _drafter(self, name: str, knobs: dict[str, Any]) -> Drafter:
@@ -251,6 +272,12 @@ class _Running:
             f"{name} {tokens * 1e9 / max(ns, 1):.0f} tok/s tau {emitted / max(cycles, 1):.2f}"
             for name, (tokens, ns, emitted, cycles) in self._sums.items()
         )
+
+
+def _placement(target: Target) -> dict[str, int]:
+    """How many of the target's modules lie on each device: accelerate's map, or all of it on one."""
+    placed = getattr(target.model, "hf_device_map", None) or {"": target.device}
+    return dict(Counter(f"cuda:{where}" if isinstance(where, int) else str(where) for where in placed.values()))
 
 
 def _peak_bytes(loaded: Loaded) -> int:

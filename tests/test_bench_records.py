@@ -157,7 +157,10 @@ def test_a_second_writer_is_refused_in_one_line_and_admitted_afterwards(tmp_path
     with Store(tmp_path).writing():
         with pytest.raises(ConfigError) as refused, Store(tmp_path).writing():
             pass
-        assert str(refused.value) == f"{tmp_path} is being written by another process; wait for it or stop it"
+        owner = f"pid {os.getpid()} on {os.uname().nodename}"
+        assert str(refused.value) == (
+            f"{tmp_path} is being written by another process ({owner}); wait for it or stop it"
+        )
         program = f"from bench.records import *\nwith Store(Path({str(tmp_path)!r})).writing(): pass"
         other = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False

@@ -75,7 +75,8 @@ def writes(tree: ast.AST) -> Iterator[str]:
 
 def test_only_records_writes_files_in_bench() -> None:
     found = {named(path): list(writes(tree)) for path, tree in TREES.items() if path.parent.name == "bench"}
-    assert {name for name, written in found.items() if written} == {"bench/records.py"}
+    # A lock's file says who holds a cell; it is no result.
+    assert {name for name, written in found.items() if written} == {"bench/records.py", "bench/lock.py"}
 
 
 def test_only_hub_touches_the_hub_only_loading_loads_models_and_only_tasks_data_sets() -> None:

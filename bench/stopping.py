@@ -1,0 +1,41 @@
+"""A scheduler's warning as a quiet end: USR1 (the time limit is near) and TERM (preempted, cancelled) stop a run.
+
+The current block is dropped, what was committed stays, locks are given back. It is the way of Ctrl-C: at any moment,
+without waiting for a block that may take longer than the warning lasts. A run that meets SIGKILL instead loses the
+same block; only its lock is found by others a little later.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+
+class Stopped(KeyboardInterrupt):
+    """The scheduler asked for an end. ``code`` is what a shell would say: 128 plus the signal."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number).name
+        self.code = 128 + number
+        super().__init__(self.signal)
+
+
+@contextmanager
+def heeding_signals() -> Iterator[None]:
+    """Raise ``Stopped`` at the first USR1 or TERM; more of them must not disturb the cleaning up."""
+    numbers = (signal.SIGUSR1, signal.SIGTERM)
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    before = [(number, signal.signal(number, stop)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
