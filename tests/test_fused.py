@@ -127,7 +127,7 @@ def test_projections_that_are_not_plain_weights_are_refused() -> None:
 
 def test_a_module_that_computes_something_else_is_refused() -> None:
     model = tiny_llama(layers=2)
-    model.model.layers[1].register_forward_hook(lambda module, inputs, output: output * 1.01)
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output * 1.01)
     with pytest.raises(ConfigError, match=r"fused gives other hidden states than LlamaForCausalLM itself"):
         Target(model, runtime="fused")
 
