@@ -175,6 +175,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 def _packed(weight: Tensor, bias: Tensor | None) -> Product:
     # Without a number of rows to expect, the blocks suit one row as well as sixty (a hint of 1 costs 16 rows 10 %).
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    bias = None if bias is None else bias.contiguous()  # the operator reads a strided one wrongly, without a word
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def product(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from methods.target import Target
 from methods.tree import from_list
 
 CPU = torch.device("cpu")
+CPU_FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -98,6 +100,13 @@ def test_a_product_is_the_plain_one_packed_or_not(dtype: torch.dtype) -> None:
         for pack in (True, False):
             product = make_linear(weight, bias, pack=pack)
             assert ((product(rows) - plain).abs().max() / plain.abs().max()) < 4 * torch.finfo(dtype).eps * 64**0.5
+
+
+@pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="needs a CPU that packs bfloat16")
+def test_where_the_cpu_packs_it_is_packed() -> None:
+    assert can_pack(torch.float32)
+    assert can_pack(torch.bfloat16)
+    assert not can_pack(torch.float64)
 
 
 def test_without_the_private_operators_the_plain_product_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
