@@ -39,6 +39,7 @@ class Model:
     sha256: str | None = None
     device: str = "auto"
     attention: str = "sdpa"
+    runtime: str = "hf"
     context: int | None = None
     eos_tokens: list[str] = field(default_factory=list)
     weights: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +49,14 @@ class Model:
         _one_of("model.kind", self.kind, ("hub", "folder", "wheel"))
         _one_of("model.dtype", self.dtype, ("float32", "bfloat16", "float16", "float64"))
         _one_of("model.attention", self.attention, ("sdpa", "eager"))
+        _one_of("model.runtime", self.runtime, ("hf", "fused"))
+        if self.runtime == "fused" and self.attention == "eager":
+            raise ConfigError("model.attention=eager is a way of the stock module; use it with model.runtime=hf")
+
+    @property
+    def arithmetic(self) -> str:
+        """The dtype and, where it is not the stock module's, the runtime: what a row of a table is told apart by."""
+        return self.dtype if self.runtime == "hf" else f"{self.dtype} {self.runtime}"
 
 
 @dataclass(frozen=True)
@@ -269,9 +278,14 @@ def setup_of(config: DictConfig) -> Setup:
         if name not in methods.names():
             raise ConfigError(f"unknown method {name!r}{methods.hint(str(name), methods.names())}")
     model = freeze(Model, config.model, "model")
+    measure = freeze(Measure, config.measure, "measure")
+    if measure.name == "paper" and model.runtime != "hf":
+        raise ConfigError(
+            f"measure=paper measures the stock module, as the paper did; model.runtime={model.runtime} needs "
+            "measure=standard"
+        )
     if model.kind == "folder":
         model = replace(model, sha256=fingerprint(model.id))
-    measure = freeze(Measure, config.measure, "measure")
     asked = freeze(Task, task, "task")
     if measure.questions == "paper" and asked.source != "paper":
         what = f"task.path={asked.path}" if asked.path else f"task.source={asked.source}"

@@ -54,6 +54,8 @@ class Cell:
         copies deeply, and a plan of ten thousand cells would wait for that."""
         model = {key: value for key, value in vars(self.model).items() if key not in ("device", "weights", "settings")}
         measure = {key: value for key, value in vars(self.measure).items() if key not in ("questions", "trace")}
+        if self.model.runtime == "hf":
+            model.pop("runtime")
         if not self.measure.nodes:
             measure.pop("nodes")
         draws = {"draws": DRAWS} if self.decode.temperature > 0 else {}

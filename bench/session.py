@@ -133,6 +133,7 @@ class Session:
                 dtype=model.dtype,
                 device=model.device,
                 attention=model.attention,
+                runtime=model.runtime,
                 context=model.context,
                 eos_tokens=tuple(model.eos_tokens),
             )

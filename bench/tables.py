@@ -73,7 +73,7 @@ def decoding(decode: Decode) -> str:
 
 
 def _group(cell: Cell, label: str) -> Group:
-    return (cell.model.name, cell.model.dtype, decoding(cell.decode), label)
+    return (cell.model.name, cell.model.arithmetic, decoding(cell.decode), label)
 
 
 def _measured_row(one: Measured, label: str) -> tuple[dict[str, Estimate], dict[str, Any]]:
@@ -140,6 +140,7 @@ def _protocol(cells: Sequence[Cell]) -> str:
     decodes = {f"{decoding(cell.decode)}: {cell.decode.max_new_tokens} new tokens, seed {cell.decode.seed}"
                for cell in cells}  # fmt: skip
     measures = {f"measure={cell.measure.name}, history={cell.measure.history}" for cell in cells}
+    measures |= {f"runtime={cell.model.runtime}, vanilla's too" for cell in cells if cell.model.runtime != "hf"}
     if any(cell.measure.nodes for cell in cells):
         measures.add("nodes recorded, which costs time: no speed of these cells stands beside others")
     return f"Questions: {', '.join(sorted(tasks))}. {'; '.join(sorted(decodes))}. {'; '.join(sorted(measures))}."

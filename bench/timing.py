@@ -11,6 +11,11 @@ def now_ns() -> int:
     return time.perf_counter_ns()
 
 
+def cpu_ns() -> int:
+    """CPU time of this process, all threads together: what a busy machine does not add to."""
+    return time.process_time_ns()
+
+
 def wall_time() -> str:
     """The date and time in UTC, for names and provenance; never for a duration."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from methods.checkpoints import Checkpoint
 from methods.errors import ConfigError
@@ -46,13 +46,13 @@ class DraftHead:
             )
         # Ascending ids, so that among equals the lowest id stays first.
         self._ids = ranked[:size].long().sort().values.to(target.head_device)
-        self._rows = target.output_weight[self._ids]
+        self._project = target.linear(target.output_weight[self._ids])
 
     def logits(self, hidden: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n width"]:
         """Logits over the draft vocabulary; column j is token ``tokens(j)``."""
         if self._ids is None:
             return self._target.logits(hidden)
-        return nn.functional.linear(hidden, self._rows)
+        return self._project(hidden)
 
     def rows(self, matrix: Tensor) -> Tensor:
         """The draft vocabulary's rows of a head's own output matrix or bias."""

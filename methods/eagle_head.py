@@ -13,7 +13,6 @@ written behind them and forgotten when the next cycle starts.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
 from methods.outline import Outline
 from methods.target import Target
+from methods.tree import chain
 
 _FILES = ("pytorch_model.bin", "model.safetensors")
 _EMBEDDING = "embed_tokens.weight"
@@ -37,12 +37,10 @@ class EagleHead:
     def __init__(self, weights: Any, method: str, target: Target, *, draft_vocab: int = 0, widest: int = 1) -> None:
         checkpoint = Checkpoint(weights, method, _FILES)
         self.draft = DraftHead(target, checkpoint, draft_vocab, widest)
-        self._layer, self._rotary, self._fc = _build(checkpoint, target)
+        layer, rotary, fc = _build(checkpoint, target)
+        self._layers, self._fc = target.layers([layer], rotary), target.linear(fc.weight, fc.bias)
         self._embedding = target.embedding.to(target.head_device)
         self.cache = KVCache(1)
-        self._cache_argument = (
-            "cache" if "cache" in inspect.signature(self._layer.forward).parameters else "past_key_values"
-        )
 
     def begin(self, request: Request, prefill: Prefill, rows: int) -> None:
         """Forget the text before. ``rows`` bounds the draft rows of a cycle."""
@@ -59,11 +57,8 @@ class EagleHead:
         """Run the noted pairs into the cache for good; the last output is the predicted feature of the root."""
         rows, past = self._tokens.shape[0], self.cache.length
         offsets = torch.arange(rows, device=self._tokens.device)
-        mask = None
-        if past and rows > 1:
-            causal = torch.ones(rows, rows, dtype=torch.bool, device=self._tokens.device).tril_()
-            mask = torch.cat([causal.new_ones(rows, past), causal], 1)
-        output = self._run(self._tokens, self._features, offsets + past, mask)
+        causal = chain(rows - 1, self._tokens.device).mask if past and rows > 1 else None
+        output = self._run(self._tokens, self._features, offsets + past, causal)
         self.cache.length += rows
         self._true, self._level = self.cache.length, 0
         return output[-1:]
@@ -77,8 +72,7 @@ class EagleHead:
         """
         past, rows = self.cache.length, tokens.shape[0]
         level = torch.full_like(tokens, self._true + self._level)
-        mask = torch.cat([tree.new_ones(rows, self._true), tree], 1)
-        output = self._run(tokens, features, level, mask)
+        output = self._run(tokens, features, level, tree)
         self.cache.length = past + rows
         self._level += 1
         return output
@@ -87,16 +81,9 @@ class EagleHead:
         """Forget the draft rows; only true pairs survive a cycle."""
         self.cache.length = self._true
 
-    def _run(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def _run(self, tokens: Tensor, features: Tensor, positions: Tensor, tail: Tensor | None) -> Tensor:
         embedded = nn.functional.embedding(tokens, self._embedding)
-        x = self._fc(torch.cat([embedded, features], -1))[None]
-        output: Tensor = self._layer(
-            x,
-            attention_mask=None if mask is None else mask[None, None],
-            position_embeddings=self._rotary(x, positions[None]),
-            **{self._cache_argument: self.cache},
-        )
-        return output[0]
+        return self._layers(self._fc(torch.cat([embedded, features], -1)), positions, tail, self.cache)
 
 
 def check_head(weights: Any, method: str, target: Target | Outline) -> None:

@@ -15,7 +15,6 @@ so nothing is rewound; logits are computed for the nodes that have children, not
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +26,12 @@ from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
+from methods.fused import Product
 from methods.outline import Outline
 from methods.sampling import top
 from methods.static_trees import fitted
 from methods.target import Target
-from methods.tree import from_list, inner_levels, parents_of_paths
+from methods.tree import chain, from_list, inner_levels, parents_of_paths
 
 _FILES = ("hydra_lm_head.pt",)
 
@@ -107,23 +107,23 @@ class Hydra:
 
 @dataclass(frozen=True)
 class Head:
-    """One head's tensors; calling it maps ``[nodes, (k+2) hidden]`` to logits ``[nodes, width]``.
+    """One head's products; calling it maps ``[nodes, (k+2) hidden]`` to logits ``[nodes, width]``.
 
     ``output`` is None where the heads share the target's matrix. ``width`` is the draft vocabulary's.
     """
 
-    res: tuple[Tensor, Tensor]
-    linear: tuple[Tensor, Tensor]
-    block: tuple[Tensor, Tensor]
-    output: tuple[Tensor, Tensor] | None
+    res: Product
+    linear: Product
+    block: Product
+    output: Product | None
     draft: DraftHead
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        linear, silu = nn.functional.linear, nn.functional.silu
-        state = linear(inputs, *self.res) + silu(linear(inputs, *self.linear))
+        silu = nn.functional.silu
+        state = self.res(inputs) + silu(self.linear(inputs))
         for _ in range(3):
-            state = state + silu(linear(state, *self.block))
-        return linear(state, *self.output) if self.output else self.draft.logits(state)
+            state = state + silu(self.block(state))
+        return self.output(state) if self.output else self.draft.logits(state)
 
 
 class PrefixLayer:
@@ -137,35 +137,24 @@ class PrefixLayer:
         config = LlamaConfig.from_dict({**target.model.config.to_dict(), **shape})
         config._attn_implementation = "sdpa"
         with torch.device("meta"):
-            self._layer: Any = LlamaDecoderLayer(config, layer_idx=0)
-            self._norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        for module, prefix in ((self._layer, f"{_PREFIX}layers.0."), (self._norm, f"{_PREFIX}norm.")):
+            layer: Any = LlamaDecoderLayer(config, layer_idx=0)
+            norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        for module, prefix in ((layer, f"{_PREFIX}layers.0."), (norm, f"{_PREFIX}norm.")):
             state = {
                 name: checkpoint.tensors[prefix + name].to(target.head_device, target.dtype)
                 for name, _ in module.named_parameters()
             }
             module.load_state_dict(state, assign=True)
             module.eval().requires_grad_(False)
-        self._rotary = LlamaRotaryEmbedding(config).to(target.head_device)
+        self._layers = target.layers([layer], LlamaRotaryEmbedding(config).to(target.head_device), norm)
         self.cache = KVCache(1)
-        names = inspect.signature(self._layer.forward).parameters
-        self._cache_argument = "cache" if "cache" in names else "past_key_values"
 
     def __call__(self, hidden: Tensor) -> Tensor:
         rows, past = hidden.shape[0], self.cache.length
-        positions = torch.arange(past, past + rows, device=hidden.device)
-        mask = None
-        if past and rows > 1:
-            mask = torch.ones(rows, past + rows, dtype=torch.bool, device=hidden.device).tril_(past)[None, None]
-        output = self._layer(
-            hidden[None],
-            attention_mask=mask,
-            position_embeddings=self._rotary(hidden[None], positions[None]),
-            **{self._cache_argument: self.cache},
-        )
+        causal = chain(rows - 1, hidden.device).mask if past and rows > 1 else None
+        output = self._layers(hidden, torch.arange(past, past + rows, device=hidden.device), causal, self.cache)
         self.cache.length += rows
-        normed: Tensor = self._norm(output)[0]
-        return normed
+        return output
 
 
 def _has_prefix(checkpoint: Checkpoint) -> bool:
@@ -189,17 +178,19 @@ def _load_heads(checkpoint: Checkpoint, target: Target, draft: DraftHead) -> lis
         weight, bias = (checkpoint.tensors[f"{name}.{part}"] for part in ("weight", "bias"))
         return weight.to(target.head_device, target.dtype), bias.to(target.head_device, target.dtype)
 
-    def output(k: int) -> tuple[Tensor, Tensor] | None:
+    def product(name: str) -> Product:
+        return target.linear(*pair(name))
+
+    def output(k: int) -> Product | None:
         if not layout.own_output:
             return None
-        weight, bias = pair(layout.output.format(k=k))
-        return draft.rows(weight), draft.rows(bias)
+        return target.linear(*(draft.rows(each) for each in pair(layout.output.format(k=k))))
 
     return [
         Head(
-            res=pair(f"hydra_mlp.{k}.{layout.mlp}.res_connection"),
-            linear=pair(f"hydra_mlp.{k}.{layout.mlp}.linear"),
-            block=pair(f"hydra_mlp.{k}.{layout.blocks[0]}.linear"),
+            res=product(f"hydra_mlp.{k}.{layout.mlp}.res_connection"),
+            linear=product(f"hydra_mlp.{k}.{layout.mlp}.linear"),
+            block=product(f"hydra_mlp.{k}.{layout.blocks[0]}.linear"),
             output=output(k),
             draft=draft,
         )

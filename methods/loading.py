@@ -50,6 +50,7 @@ def load_model(
     device: str = "auto",
     attention: str = "sdpa",
     context: int | None = None,
+    runtime: str = "hf",
     eos_tokens: tuple[str, ...] = (),
     setting: str = "model.id",
 ) -> Loaded:
@@ -84,7 +85,7 @@ def load_model(
         )
     if device != "map":
         model = model.to(where)
-    target = Target(model, context=context)
+    target = Target(model, context=context, runtime=runtime)
     _check_vocabulary(tokenizer, target, source.id)
     return Loaded(target, tokenizer, _eos_ids(model, tokenizer, eos_tokens))
 

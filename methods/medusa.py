@@ -52,10 +52,11 @@ class Medusa:
     def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "medusa", widest=target.vocab)
         checkpoint = Checkpoint(config.weights, "medusa", _FILES)
-        self._blocks, outputs = load_heads(checkpoint, target)
+        blocks, outputs = load_heads(checkpoint, target)
+        self._blocks = [target.linear(*block) for block in blocks]
         self._width = max(path[-1] for path in nodes) + 1
         self._draft = DraftHead(target, checkpoint, config.draft_vocab, self._width)
-        self._outputs = [self._draft.rows(output) for output in outputs]
+        self._outputs = [target.linear(self._draft.rows(output)) for output in outputs]
         depth = max(len(path) for path in nodes)
         if depth > len(self._blocks):
             raise ConfigError(f"methods.medusa.tree is {depth} deep, these weights have {len(self._blocks)} heads")
@@ -84,11 +85,11 @@ class Medusa:
 
     def _logits(self) -> Tensor:
         """Every head's logits, a row each."""
-        linear, hidden = nn.functional.linear, self._hidden
-        states = [hidden + nn.functional.silu(linear(hidden, *block)) for block in self._blocks[: self._depth]]
+        hidden = self._hidden
+        states = [hidden + nn.functional.silu(block(hidden)) for block in self._blocks[: self._depth]]
         if not self._outputs:
             return self._draft.logits(torch.cat(states))  # one product for all heads: the matrix is read once
-        return torch.cat([linear(state, output) for state, output in zip(states, self._outputs, strict=False)])
+        return torch.cat([output(state) for state, output in zip(states, self._outputs, strict=False)])
 
 
 def load_heads(checkpoint: Checkpoint, target: Target) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:

@@ -46,4 +46,4 @@ def shared_draft(source: Source, target: Target) -> Target | None:
     model.set_input_embeddings(target.model.get_input_embeddings())
     model.set_output_embeddings(target.model.get_output_embeddings())
     model.base_model.rotary_emb = target.model.base_model.rotary_emb
-    return Target(model.requires_grad_(False), context=target.context)
+    return Target(model.requires_grad_(False), context=target.context, runtime=target.runtime)

@@ -119,7 +119,9 @@ class SpS:
 
 def _own_draft(source: Source, target: Target, tokenizer: Any) -> Target:
     dtype = str(target.dtype).removeprefix("torch.")
-    loaded = load_model(source, dtype=dtype, device=str(target.head_device), setting="methods.sps.weights")
+    loaded = load_model(
+        source, dtype=dtype, device=str(target.head_device), runtime=target.runtime, setting="methods.sps.weights"
+    )
     _check_same_tokens(tokenizer, loaded.tokenizer, source.id)
     return loaded.target
 

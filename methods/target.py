@@ -1,22 +1,33 @@
 """The target: a stock Hugging Face decoder-only model, our cache, and an explicit mask.
 
-This is the only place that runs the target. The model's own code is neither copied nor patched: the base model is
-called with explicit positions and a 4-D mask (taken as is by ``transformers``), and the output head is applied only
-to the rows whose logits somebody reads.
+This is the only place that runs the target. On ``runtime="hf"`` the model's own code is neither copied nor patched: the
+base model is called with explicit positions and a 4-D mask (taken as is by ``transformers``). On ``runtime="fused"``
+the same weights are driven by ``methods.fused``, and held against the stock module first. Either way the output head
+is applied only to the rows whose logits somebody reads, and draft heads are built from the target's own blocks
+(``layers``, ``linear``): vanilla and every method of a block run on one runtime.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from methods.base import ConfigError
 from methods.cache import KVCache
+from methods.fused import Fused, Product, check, make_linear
 from methods.sampling import check_finite
+from methods.stock import Layers, Stock
+from methods.tree import Tree
+
+RUNTIMES = ("hf", "fused")
+
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""How far a fused state may lie from the stock module's, as a share of its norm. RMSNorm is float32 always."""
 
 
 class Target:
@@ -26,12 +37,17 @@ class Target:
         model: any decoder-only ``transformers`` model whose logits are its output head applied to the base model's
             last hidden state. That is checked by a forward of three tokens, not assumed.
         context: tokens a text may hold, prompt included; default: what the model's config says.
+        runtime: ``hf``, the stock module, or ``fused``, for Llama, Qwen2 and Mistral.
 
     Raises:
-        ConfigError: if the model post-processes its logits, or ``context`` exceeds what it was made for.
+        ConfigError: if the model post-processes its logits, ``context`` exceeds what it was made for, or the runtime
+            does not know its architecture.
     """
 
-    def __init__(self, model: Any, *, context: int | None = None) -> None:
+    def __init__(self, model: Any, *, context: int | None = None, runtime: str = "hf") -> None:
+        if runtime not in RUNTIMES:
+            raise ConfigError(f"model.runtime={runtime} is not known; choose {', '.join(RUNTIMES)}")
+        self.runtime = runtime
         self.model = model.eval()
         config = self.model.config
         self._base = self.model.base_model
@@ -46,6 +62,13 @@ class Target:
         # SDPA takes a boolean mask as it is; eager attention adds whatever it is given to the scores.
         self._adds_mask = config._attn_implementation == "eager"
         self._check_head()
+        self._project: Product = self._head
+        self._fused: Layers | None = None
+        if runtime == "fused":
+            check(self._base)
+            self._fused = self.layers(list(self._base.layers), self._base.rotary_emb, self._base.norm)
+            self._project = self.linear(self._head.weight, self._head.bias)
+            self._check_fused()
 
     @property
     def config(self) -> Any:
@@ -84,7 +107,7 @@ class Target:
         They are *post-norm*: what the output head reads, and what every draft head of this house was trained on.
         """
         self.cache.reset(capacity)
-        hidden = self._run(ids[None], torch.arange(ids.shape[0], device=ids.device), None)[0]
+        hidden = self._read(ids, torch.arange(ids.shape[0], device=ids.device), None)
         self.cache.length = ids.shape[0]
         return hidden
 
@@ -100,10 +123,8 @@ class Target:
         past = self.cache.length
         tokens, offsets, mask = tokens.to(self.device), offsets.to(self.device), mask.to(self.device)
         positions = (offsets + past).clamp_(max=self.context - 1)
-        if tokens.shape[0] == 1:
-            return self._run(tokens[None], positions, None)[0]  # no mask: keeps the fastest attention kernel
-        seen = torch.cat([mask.new_ones(mask.shape[0], past), mask], 1)[None, None]
-        return self._run(tokens[None], positions, self._additive(seen) if self._adds_mask else seen)[0]
+        # One row needs no mask, which keeps the fastest attention kernel.
+        return self._read(tokens, positions, None if tokens.shape[0] == 1 else mask)
 
     def begin_batch(self, capacity: int) -> None:
         """Forget everything and make room for many texts of ``capacity`` tokens each, all of one length at any time."""
@@ -120,8 +141,24 @@ class Target:
 
     def logits(self, hidden: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
         """The output head, in the model's dtype."""
-        logits: Tensor = self._head(hidden.to(self.head_device))
-        return logits
+        return self._project(hidden.to(self.head_device))
+
+    def linear(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None = None) -> Product:
+        """``x -> x W^T + b`` as this runtime multiplies: draft heads are built from it."""
+        return make_linear(weight, bias, pack=self.runtime == "fused")
+
+    def layers(self, layers: Sequence[Any], rotary: Any, norm: Any = None) -> Layers:
+        """A stack of decoder layers as this runtime drives them: draft heads have some of their own."""
+        return (Fused if self.runtime == "fused" else Stock)(layers, rotary, norm)
+
+    def _read(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """Rows behind the cached text: [rows] in, [rows, hidden] out."""
+        if self._fused:
+            return self._fused(nn.functional.embedding(tokens, self.embedding), positions, mask, self.cache)
+        if mask is not None:
+            mask = torch.cat([mask.new_ones(mask.shape[0], self.cache.length), mask], 1)[None, None]
+            mask = self._additive(mask) if self._adds_mask else mask
+        return self._run(tokens[None], positions, mask)[0]
 
     def _additive(self, mask: Tensor) -> Tensor:
         """0 where a key is seen, the dtype's lowest number where not: minus infinity would make NaN of an empty row."""
@@ -143,7 +180,7 @@ class Target:
         ids = torch.arange(3, device=self.device) % self.vocab
         self.cache.reset(3)
         # Same shapes and kernels on both sides, so anything beyond rounding is a soft cap, a scale or a bias.
-        ours = self.logits(self._run(ids[None], ids, None)[0]).float()
+        ours = self._head(self._run(ids[None], ids, None)[0].to(self.head_device)).float()
         theirs = self.model(input_ids=ids[None], use_cache=False).logits[0].float()
         self.cache.reset(0)
         check_finite(theirs, "after the first tokens of this model: its weights hold NaN or infinity")
@@ -153,6 +190,30 @@ class Target:
             raise ConfigError(
                 f"{type(self.model).__name__} changes its logits after the output head; only models whose logits are "
                 "head(last hidden state) are supported, such as Llama, Qwen2 and Mistral"
+            )
+
+    @torch.inference_mode()
+    def _check_fused(self) -> None:
+        """A prompt, then a small tree behind it: the fused states must be the stock module's, up to rounding.
+
+        The median row of each: in 16 bits a row of a text without meaning may go astray on the stock module too.
+        """
+        tokens = torch.linspace(0, self.vocab - 1, 16, device=self.device).long()
+        offsets = torch.tensor([0, 1, 1, 1, 2, 2, 3, 3], device=self.device)
+        mask = Tree.from_parents(torch.tensor([-1, 0, 0, 0, 1, 3, 4, 4], device=self.device), 3).mask
+        fused, states = self._fused, []
+        for self._fused in (fused, None):
+            read = self.prefill(tokens[:8], capacity=16), self.forward(tokens[8:], offsets, mask)
+            states.append(torch.stack(read).double())
+        self._fused = fused
+        self.cache.reset(0)
+        ours, theirs = states
+        away = ((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).median(-1).values
+        difference, bound = float(away.max()), _ROUNDING[self.dtype]
+        if not difference <= bound:
+            raise ConfigError(
+                f"model.runtime=fused gives other hidden states than {type(self.model).__name__} itself (by "
+                f"{difference:.1e} of their norm, {bound:.0e} is rounding); use model.runtime=hf"
             )
 
 

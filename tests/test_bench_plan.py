@@ -80,6 +80,7 @@ CHANGED: dict[str, tuple[type, dict[str, Any]]] = {
         {
             "name": "other", "kind": "folder", "id": "org/other", "dtype": "bfloat16", "template": "vicuna",
             "revision": "abd", "file": "x.gguf", "sha256": "00", "attention": "eager", "context": 512,
+            "runtime": "fused",
             "eos_tokens": ["</s>"],
         },
     ),

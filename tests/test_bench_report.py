@@ -59,6 +59,16 @@ def test_a_row_holds_each_estimator_by_name_and_what_it_rests_on(tmp_path: Path)
     assert not {"speedup", "tau"} & set(report.rows.columns), "no estimator without a name"
 
 
+def test_rows_of_two_runtimes_stand_side_by_side_and_are_named(tmp_path: Path) -> None:
+    cells = [measured(tmp_path, "one"), measured(tmp_path, "one", fast=4.0, model={"runtime": "fused"})]
+    report = tables.collect(cells, tmp_path)
+    assert list(report.rows["dtype"]) == ["float32", "float32", "float32 fused", "float32 fused"]
+    page = layout.markdown(report, "A title", PAPER)
+    assert "## tiny, float32, T=0" in page
+    assert "## tiny, float32 fused, T=0" in page
+    assert "runtime=fused, vanilla's too" in page
+
+
 def test_the_mean_is_over_all_tasks_or_there_is_none(tmp_path: Path) -> None:
     both = [measured(tmp_path, "one"), measured(tmp_path, "two", fast=4.0)]
     rows = tables.collect(both, tmp_path).rows

@@ -115,11 +115,11 @@ def small() -> Target:
 def drafter(small: Target, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Drafter]:
     written: dict[str, dict[str, str]] = {}
 
-    def make(name: str, setting: str) -> Drafter:
+    def make(name: str, setting: str, target: Target = small) -> Drafter:
         if name in WEIGHTS and name not in written:
             folder = write_ranking(WEIGHTS[name](tmp_path_factory.mktemp(name), small), MATRIX_VOCAB)
             written[name] = {"weights": str(folder)}
-        return methods.load(name, SETTINGS[name][setting] | written.get(name, {}), small)
+        return methods.load(name, SETTINGS[name][setting] | written.get(name, {}), target)
 
     return make
 
@@ -180,6 +180,37 @@ def test_item_8_the_text_is_the_models_own_token_for_token(
         assert tokens == expected, (list(SETTINGS[name])[which], request)
     # A setting whose drafts are never accepted would pass for the wrong reason.
     assert name == "vanilla" or min(accepted) > 0
+
+
+@pytest.fixture(scope="module", params=["float64", "float32"])
+def fused(request: pytest.FixtureRequest) -> Target:
+    """The same weights on the other runtime; in float32 prepacked, where this CPU has it."""
+    model = tiny_llama(getattr(torch, request.param), layers=7 if FULL else 2, vocab_size=MATRIX_VOCAB)
+    return Target(model, runtime="fused")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [pair for pair in EQUAL if FULL or pair[1] in ("greedy", "t1")],
+    ids=lambda value: value,
+)
+def test_the_fused_runtime_emits_the_stock_modules_text(
+    fused: Target,
+    drafter: Callable[..., Drafter],
+    reference: Callable[[str], list[list[int]]],
+    name: str,
+    sampling: str,
+) -> None:
+    settings = [drafter(name, setting, fused) for setting in SETTINGS[name]]
+    pairs = list(zip(requests(sampling), reference(sampling), strict=True))
+    accepted = 0
+    for index, (request, expected) in enumerate(pairs if FULL else pairs[20:32]):
+        which = index // 2 % len(settings)
+        tokens, steps = run(fused, settings[which], request)
+        assert tokens == expected, (list(SETTINGS[name])[which], request)
+        accepted += sum(step.accepted for step in steps)
+    assert name == "vanilla" or accepted > 0
 
 
 def test_some_texts_of_the_matrix_end_early_and_some_do_not(reference: Callable[[str], list[list[int]]]) -> None:

