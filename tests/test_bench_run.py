@@ -14,6 +14,7 @@ import pytest
 from bench_support import Command, Result, environment, tiny_settings, write_questions
 
 import bench.session
+from bench.provenance import redact
 from bench.records import Store
 
 END_OF_TEXT = 2  # of the tiny model
@@ -217,3 +218,10 @@ def test_two_runs_of_one_cell_do_not_mix(toy: list[str], command: Command, tmp_p
     assert second.code == 2
     assert "is being written by another process (pid " in second.err.splitlines()[-1]
     assert len(store.blocks()) == 3
+
+
+def test_a_command_line_is_kept_whole_but_for_secrets() -> None:
+    assert redact("decode.max_new_tokens=128") == "decode.max_new_tokens=128"
+    assert redact("methods.eagle2.total_tokens=60") == "methods.eagle2.total_tokens=60"
+    for secret in ("HF_TOKEN=abc", "+api_key=abc", "password=abc", "x.secret_name=abc", "id=hf_abcdefghijk"):
+        assert "abc" not in redact(secret)
