@@ -70,7 +70,7 @@ def test_eagle_features(target: Target, batch: Batch, frozen: Frozen, tmp_path: 
     torch.testing.assert_close(drafter.catch_up()[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_heads_start_at_the_least_squares_fit(batch: Batch, frozen: Frozen) -> None:
+def test_heads_start_at_the_least_squares_fit(batch: Batch, frozen: Frozen, target: Target) -> None:
     head = EagleTraining(frozen, noise=0.0)
     head.start([batch])
     where = batch.together(1)
@@ -86,6 +86,9 @@ def test_heads_start_at_the_least_squares_fit(batch: Batch, frozen: Frozen) -> N
         drafted = deeper.head(k, deeper.prefix(batch.features), batch.tokens)[where]
         # Fewer positions than inputs: the fit goes through them all, so each head's logits are the target's own.
         torch.testing.assert_close(drafted, frozen.logits(batch.features[:, k + 1 :][where]), rtol=0.05, atol=0.02)
+    draft = SpSTraining(frozen, target, layers=1, intermediate_size=40)
+    draft.start([batch])
+    torch.testing.assert_close(draft(batch.tokens), batch.features, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa", "hydra", "sps"])
