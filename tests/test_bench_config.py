@@ -132,7 +132,7 @@ MISTAKES = {
     "task.source=hubb": "task.source=hubb is not known; did you mean 'hub'?",
     "task.source=file": "task.source=file needs task.path=FILE.jsonl",
     "task.path=missing.jsonl": "task.path=missing.jsonl cannot be read: No such file",
-    "method=hydra": "hydra has no weights for model=smollm2_135m; give ",
+    "method=hydra model=llama2chat7b": "hydra has no weights for model=llama2chat7b; give ",
     "model=local": "model.id must be given here: add model.id=...",
     "task.name=gsm9k": "task.name=gsm9k has no built-in questions; give task.path=FILE.jsonl",
 }
