@@ -71,6 +71,12 @@ def caption(report: Report, style: Style) -> str:
                 f"\n{name} of {row['method']} on {row['task']}, {row['decode']}: without {row[f'{name}_without']:.0f} "
                 f"of {row['questions']:.0f} questions, whose answers took too few cycles to have one."
             )
+    again = report.rows[report.rows.get("measured_again", pd.Series(0, report.rows.index)) > 0]
+    for cell, rows in again.groupby(["model", "dtype", "decode", "task"], sort=False):
+        text += (
+            f"\n{', '.join(cell)}: {rows['measured_again'].max():.0f} of the blocks were measured again, since a GPU "
+            "was throttled or shared the first time."
+        )
     if report.holes:
         text += "\n\nHoles:\n" + "\n".join(f"- {hole}" for hole in report.holes)
     return text
@@ -162,7 +168,8 @@ def _summary(means: pd.DataFrame, shown: tuple[str, str]) -> pd.DataFrame:
 def _evidence(block: pd.DataFrame) -> pd.DataFrame:
     rows = block[(block["task"] != MEAN) & (block["lossless"] != NO_WEIGHTS)]
     columns = ["method", "task", "questions", "turns", "drafted_per_cycle", "tau_micro", "tau_question", "tau_paper"]
-    columns += ["speedup_paper", "speedup_total", "speedup_geomean", "tokens_per_s", "lossless", "stability"]
+    columns += ["speedup_paper", "speedup_total", "speedup_geomean", "tokens_per_s"]
+    columns += ["joules_per_token"] * bool(rows["joules_per_token"].notna().any()) + ["lossless", "stability"]
     return rows[columns].astype({"questions": int, "turns": int})
 
 
