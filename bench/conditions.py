@@ -1,9 +1,9 @@
 """What the GPUs were doing around a turn: clock, heat, throttling, other processes, energy. Read through NVML.
 
-They are read at both ends of each turn, outside the clock, and never per step: the energy counter moves only every 20 to
-100 ms. A block that was disturbed measures the disturbance: it is
-set aside and measured again, all its methods together, ``ATTEMPTS`` times at most (``bench.session``). A CPU has no
-such readings; what its load did to a number shows in the spread over questions.
+They are read at both ends of each turn, outside the clock, and never per step: the energy counter moves only every 20
+to 100 ms. A block that was disturbed measures the disturbance: it is set aside and measured again, all its methods
+together, ``ATTEMPTS`` times at most (``bench.session``). A CPU has no such readings; what other load did to a number
+shows in its spread over questions.
 """
 
 from __future__ import annotations
@@ -112,11 +112,10 @@ def verdict(readings: Iterable[Reading]) -> list[str]:
 
 def joules(turn: dict[str, Any]) -> float | None:
     """Energy of a recorded turn, all its GPUs, prefill included. None unless each had a counter at both ends."""
-    gpus = turn.get("gpus")
-    if not gpus:
+    if "gpus" not in turn:
         return None
     total = 0
-    for before, after in zip(gpus["before"], gpus["after"], strict=True):
+    for before, after in zip(turn["gpus"]["before"], turn["gpus"]["after"], strict=True):
         if before["energy_mj"] is None or after["energy_mj"] is None or after["energy_mj"] < before["energy_mj"]:
             return None
         total += after["energy_mj"] - before["energy_mj"]

@@ -71,11 +71,14 @@ def caption(report: Report, style: Style) -> str:
                 f"\n{name} of {row['method']} on {row['task']}, {row['decode']}: without {row[f'{name}_without']:.0f} "
                 f"of {row['questions']:.0f} questions, whose answers took too few cycles to have one."
             )
-    again = report.rows[report.rows.get("measured_again", pd.Series(0, report.rows.index)) > 0]
-    for cell, rows in again.groupby(["model", "dtype", "decode", "task"], sort=False):
+    keys = ("model", "dtype", "decode", "task")
+    again: dict[str, float] = {}
+    for row in report.rows.to_dict("records"):
+        if row.get("measured_again", 0) > 0:
+            again[", ".join(row[key] for key in keys)] = row["measured_again"]
+    for name, count in again.items():
         text += (
-            f"\n{', '.join(cell)}: {rows['measured_again'].max():.0f} of the blocks were measured again, since a GPU "
-            "was throttled or shared the first time."
+            f"\n{name}: {count:.0f} of the blocks were measured again, a GPU having been throttled or shared before."
         )
     if report.holes:
         text += "\n\nHoles:\n" + "\n".join(f"- {hole}" for hole in report.holes)
