@@ -21,9 +21,8 @@ def placement(target: Target) -> dict[str, int]:
 
 def gpus(target: Target) -> list[torch.device]:
     """Each with its index: ``cuda`` alone would follow whatever device is current."""
-    found = [torch.device(name) for name in placement(target)]
-    here = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return [torch.device("cuda", here if gpu.index is None else gpu.index) for gpu in found if gpu.type == "cuda"]
+    found = [gpu for name in placement(target) if (gpu := torch.device(name)).type == "cuda"]
+    return [torch.device("cuda", torch.cuda.current_device()) if gpu.index is None else gpu for gpu in found]
 
 
 def uuids(found: Sequence[torch.device]) -> list[str]:

@@ -19,7 +19,7 @@ if [[ ${1:-} == --rehearse ]]; then
   dtypes=(bfloat16 float32) # float16 is slow on a CPU
   grid=(model.device=cpu task.count=1 decode.max_new_tokens=4 measure.warmup_tokens=2 "task=[gsm8k]")
 else
-  name=$("$python" -c 'import torch; print(torch.cuda.get_device_name().replace(" ", "-"))') ||
+  name=$("$python" -c 'import torch; print(torch.cuda.get_device_name().replace(" ", "-"))' 2>/dev/null) ||
     { echo "no GPU that torch sees; scripts/gpu_check.sh --rehearse runs without one" >&2; exit 2; }
   out=results/gpu/$name shapes=() dtypes=(bfloat16 float16)
   grid=(model.device=cuda task.count=10 decode.max_new_tokens="$tokens")
@@ -36,7 +36,7 @@ step() { # name, seconds, command: its output is shown and kept
   [[ $code -eq 0 ]] || failed+=("$name (exit code $code)")
 }
 
-step tests 100 "$python" -m pytest -m gpu -rs -s tests/test_gpu.py tests/test_architectures.py
+step tests 100 "$python" -m pytest -m gpu -rs -s
 step shapes 110 "$python" scripts/gpu_shapes.py --results "$out" "${shapes[@]}"
 for dtype in "${dtypes[@]}"; do
   step "$dtype" 180 "$python" -m bench.run table=table1 profile=embedded model.dtype="$dtype" results="$out/$dtype" "${grid[@]}"

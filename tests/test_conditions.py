@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from bench_support import cell
 
 from bench import conditions, layout, tables
@@ -77,11 +76,13 @@ def test_energy_is_the_sum_of_the_counters_differences_or_none() -> None:
         assert joules(turn(unknown, (7, 507))) is None, "half of the GPUs is no total"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: tests/test_gpu.py reads it")
 def test_without_a_driver_there_is_no_reading_and_no_error() -> None:
     pynvml = pytest.importorskip("pynvml")
-    with pytest.raises(pynvml.NVMLError_LibraryNotFound):
+    try:
         pynvml.nvmlInit()
+        pytest.skip("a driver is here: tests/test_gpu.py asks it")
+    except pynvml.NVMLError_LibraryNotFound:
+        pass
     ident = "9a1c9b0e-3c55-4a73-a8a4-6b1d0f6d7e11"
     assert conditions.read(ident) is None
     assert conditions.reader([ident])() == []

@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture
 def target() -> Target:
-    return Target(tiny_llama(torch.float16).cuda())
+    return Target(tiny_llama(torch.float32).cuda())
 
 
 def test_nvml_reads_the_gpu_that_torch_runs_on(target: Target) -> None:
@@ -65,7 +65,8 @@ def test_a_session_on_a_gpu_records_phases_readings_and_energy(tiny_model_folder
     assert Session().run([made], tmp_path) == []
     turns = [turn for block in Store(made.folder(tmp_path)).blocks() for run in block["runs"] for turn in run["turns"]]
     for turn in turns:
-        assert set(turn["phases_ns"]) == {"prefill", "draft", "verify", "accept", "commit"}
+        cycled = {"draft", "verify", "accept", "commit"} if len(turn["emitted"]) > 1 else set()
+        assert set(turn["phases_ns"]) == {"prefill"} | cycled
         # The device's clock and the host's: equal but for what the host does before its first and after its last call.
         assert sum(turn["phases_ns"].values()) == pytest.approx(turn["end_ns"][-1], rel=0.1)
         assert len(turn["gpus"]["before"]) == len(turn["gpus"]["after"]) == 1
@@ -78,15 +79,17 @@ def test_timing_the_phases_costs_no_sync(name: str, target: Target) -> None:
 
     def syncs(probe: Callable[[str], None] | None) -> int:
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")  # warns once of itself, then of every sync
+            try:
                 steps = len(list(decode(target, drafter, request, *([probe] if probe else []))))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
         print(f"\n{name}: {len(seen)} syncs in {steps} steps")
         return len(seen)
 
     syncs(None)  # the first decode also syncs for what is set up once
-    assert syncs(devices.stopwatch(devices.gpus(target)).phase) == syncs(None)
+    plain = syncs(None)
+    assert plain > 0, "every step brings its tokens to the host"
+    assert syncs(devices.stopwatch(devices.gpus(target)).phase) == plain
