@@ -178,6 +178,9 @@ def test_each_turn_keeps_its_readings_and_a_row_says_joules_per_token(made: Cell
     row = report.rows.set_index("method").loc["pld"]
     assert row["joules_per_token"] == 3 * 7.0 / tokens
     assert "joules_per_token" in layout.markdown(report, "toy", Style("ours"))
+    del first["runs"][0]["turns"][0]["gpus"]
+    method = first["runs"][0]["method_id"]
+    assert tables._joules_per_token([first, *Store(made.folder(tmp_path)).blocks()], method) is None, "no partial total"
 
 
 def test_without_readings_nothing_is_disturbed_and_there_is_no_energy(made: Cell, tmp_path: Path) -> None:
@@ -214,7 +217,7 @@ def test_phases_by_events_fill_the_turn_and_wait_for_the_device_once_at_its_end(
         sum(range(2_000))
         watch.phase(name)
     watch.step()
-    phases = watch.phases_ns()
+    phases = dict(watch.phases_ns())
     assert syncs == [0, 6]
     assert list(phases) == ["prefill", "draft", "verify"]
     assert phases["draft"] == marks[2].at - marks[1].at + marks[4].at - marks[3].at
