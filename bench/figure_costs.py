@@ -60,7 +60,7 @@ def split(cells: Sequence[Cell], results: Path, table: Table, style: Style) -> D
         baseline = totals[model, decode, VANILLA]
         vanilla = sum(baseline[phase] for phase in PHASES) / baseline["cycles"]
         tau, whole = total["tokens"] / total["cycles"], sum(cycle.values())
-        if whole:  # a GPU's phases are not timed: their ends would need syncs of their own
+        if whole:  # over several GPUs phases are not timed
             named = {f"{phase}_ms": value for phase, value in cycle.items()}
             named |= {"cycle_ms": whole, "tau_micro": tau, "predicted_speedup": tau * vanilla / whole}
             rows.append({"model": model, "decode": decode, "method": label} | named)

@@ -71,6 +71,15 @@ def caption(report: Report, style: Style) -> str:
                 f"\n{name} of {row['method']} on {row['task']}, {row['decode']}: without {row[f'{name}_without']:.0f} "
                 f"of {row['questions']:.0f} questions, whose answers took too few cycles to have one."
             )
+    keys = ("model", "dtype", "decode", "task")
+    again: dict[str, float] = {}
+    for row in report.rows.to_dict("records"):
+        if row.get("measured_again", 0) > 0:
+            again[", ".join(row[key] for key in keys)] = row["measured_again"]
+    for name, count in again.items():
+        text += (
+            f"\n{name}: {count:.0f} of the blocks were measured again, a GPU having been throttled or shared before."
+        )
     if report.holes:
         text += "\n\nHoles:\n" + "\n".join(f"- {hole}" for hole in report.holes)
     return text
@@ -162,7 +171,8 @@ def _summary(means: pd.DataFrame, shown: tuple[str, str]) -> pd.DataFrame:
 def _evidence(block: pd.DataFrame) -> pd.DataFrame:
     rows = block[(block["task"] != MEAN) & (block["lossless"] != NO_WEIGHTS)]
     columns = ["method", "task", "questions", "turns", "drafted_per_cycle", "tau_micro", "tau_question", "tau_paper"]
-    columns += ["speedup_paper", "speedup_total", "speedup_geomean", "tokens_per_s", "lossless", "stability"]
+    columns += ["speedup_paper", "speedup_total", "speedup_geomean", "tokens_per_s"]
+    columns += ["joules_per_token"] * bool(rows["joules_per_token"].notna().any()) + ["lossless", "stability"]
     return rows[columns].astype({"questions": int, "turns": int})
 
 

@@ -4,6 +4,7 @@
       cell.json        the resolved config, written before the first block
       sessions/*.json  provenance and hardware of each process that wrote here
       blocks.jsonl     one line a block: raw facts only
+      disturbed.jsonl  the same of the attempts that a throttled or shared GPU spoilt; nothing is computed from them
       traces.jsonl     one line a question and method: its draft trees, where measure.trace asks for them
       events.jsonl     what went wrong
       DONE | FAILED.json
@@ -59,7 +60,7 @@ class Store:
             ) from None
         self._lock = lock
         try:
-            for name in ("blocks.jsonl", "traces.jsonl", "events.jsonl"):
+            for name in ("blocks.jsonl", "disturbed.jsonl", "traces.jsonl", "events.jsonl"):
                 _cut_torn_line(self.folder / name)
             yield
         finally:
@@ -77,6 +78,9 @@ class Store:
 
     def append_block(self, block: dict[str, Any]) -> None:
         self._append("blocks.jsonl", block)
+
+    def append_disturbed(self, block: dict[str, Any]) -> None:
+        self._append("disturbed.jsonl", block)
 
     def append_trace(self, trace: dict[str, Any]) -> None:
         self._append("traces.jsonl", trace)

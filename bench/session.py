@@ -1,7 +1,8 @@
 """Runs cells: load, warm up, block after block, audit, write. The only file of bench that drives a model.
 
 A block is one question, all its turns, vanilla and every method back to back in an order rotated by question. It is
-written whole or not at all, so each ratio compares runs made minutes apart on the same machine.
+written whole or not at all, so each ratio compares runs made minutes apart on the same machine. One during which a
+GPU was throttled or shared is set aside whole and measured again after the others (``bench.conditions``).
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 import uuid
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,33 @@ import torch
 from tqdm import tqdm
 
 import methods
-from bench import audit, hardware, pins, prompts, provenance, traces
+from bench import audit, conditions, devices, hardware, pins, prompts, provenance, traces
+from bench.conditions import Reader, Reading
 from bench.config import Model, method_id, registered
 from bench.lock import Busy, Lost
 from bench.nodes import NodeRecorder
 from bench.plan import VANILLA, Cell, Question, Work, missing, untraced
 from bench.records import SCHEMA, Store, repeats
-from bench.timing import Stopwatch, wall_time
+from bench.timing import wall_time
 from methods.base import Drafter, Request
 from methods.decoding import decode
 from methods.errors import ConfigError
 from methods.loading import Loaded, Source, load_model, outline
 from methods.outline import Outline
-from methods.target import Target
+
+
+class DisturbedError(RuntimeError):
+    """Blocks of a cell were disturbed at every attempt. The cell is not averaged over without them."""
 
 
 class Session:
-    """One process's work: keeps the model between cells, and remembers what is warm."""
+    """One process's work: keeps the model between cells, and remembers what is warm.
 
-    def __init__(self) -> None:
+    ``reader`` makes what reads the conditions of the GPUs with the UUIDs that it is given.
+    """
+
+    def __init__(self, reader: Callable[[Sequence[str]], Reader] = conditions.reader) -> None:
+        self._reader = reader
         # Two sessions of one process can start within a second, and two hosts can share a process id.
         self.name = f"{wall_time().replace(':', '')}-{uuid.uuid4().hex[:8]}"
         self._model: Model | None = None
@@ -95,7 +103,11 @@ class Session:
     def _hardware(self) -> dict[str, Any]:
         assert self._loaded is not None
         target = self._loaded.target
-        ran_on = {"device": str(target.device), "threads": torch.get_num_threads(), "layers_on": _placement(target)}
+        ran_on = {
+            "device": str(target.device),
+            "threads": torch.get_num_threads(),
+            "layers_on": devices.placement(target),
+        }
         return hardware.describe() | ran_on
 
     def _ready(self, cell: Cell) -> dict[str, Drafter]:
@@ -106,13 +118,29 @@ class Session:
     def _run_cell(self, cell: Cell, work: list[Work], drafters: dict[str, Drafter], store: Store) -> None:
         assert self._loaded is not None
         self._warm_up(cell, drafters)
-        running = _Running()
-        label = f"{cell.model.name} {cell.task.name} {cell.decode.name}"
-        with tqdm(work, desc=label, unit="block", dynamic_ncols=True) as bar:
-            for item in bar:
-                block = _Block(cell, item, self._loaded, drafters).run()
-                store.append_block({"schema": SCHEMA, "session": self.name, **block})
-                bar.set_postfix_str(running.update(block))
+        running, reasons = _Running(), set[str]()
+        for attempt in range(1, conditions.ATTEMPTS + 1):
+            label = f"{cell.model.name} {cell.task.name} {cell.decode.name}" + f", attempt {attempt}" * (attempt > 1)
+            again: list[Work] = []  # after the others: what heated the GPU has had time to pass
+            with tqdm(work, desc=label, unit="block", dynamic_ncols=True) as bar:
+                for item in bar:
+                    block = _Block(cell, item, self._loaded, drafters, self._read).run()
+                    block = {"schema": SCHEMA, "session": self.name, "attempt": attempt, **block}
+                    if block["disturbed"]:
+                        store.append_disturbed(block)
+                        again.append(item)
+                        reasons |= set(block["disturbed"])
+                        tqdm.write(f"question {item.question.id}: {', '.join(block['disturbed'])}", file=sys.stderr)
+                        continue
+                    store.append_block(block)
+                    bar.set_postfix_str(running.update(block))
+            if not again:
+                return
+            work = again
+        raise DisturbedError(
+            f"{len(work)} blocks invalid, disturbed {conditions.ATTEMPTS} times each ({', '.join(sorted(reasons))}); "
+            "the same command tries them again"
+        )
 
     def _trace(self, cell: Cell, drafters: dict[str, Drafter], store: Store) -> None:
         assert self._loaded is not None
@@ -137,13 +165,21 @@ class Session:
                 context=model.context,
                 eos_tokens=tuple(model.eos_tokens),
             )
-            away = {"cpu", "disk"} & set(_placement(self._loaded.target)) if torch.cuda.is_available() else set()
+            away = {"cpu", "disk"} & set(devices.placement(self._loaded.target)) if torch.cuda.is_available() else set()
             if model.device == "map" and away:  # accelerate's way out of too little memory; its speed means nothing
                 raise ConfigError(
                     f"{model.name} does not fit the GPUs here: layers would lie on {', '.join(sorted(away))}; "
                     f"give the task more GPUs, or choose a smaller model.dtype"
                 )
             self._model = model
+            gpus = devices.gpus(self._loaded.target)
+            self._read = self._reader(devices.uuids(gpus))
+            if gpus and not self._read():
+                tqdm.write(
+                    "the GPU's clock, heat, energy and other processes go unrecorded: NVML does not answer "
+                    "(pip install nvidia-ml-py)",
+                    file=sys.stderr,
+                )
 
     def _drafter(self, name: str, knobs: dict[str, Any]) -> Drafter:
         key = method_id(name, knobs)
@@ -189,13 +225,14 @@ def _check_weights(cells: Sequence[Cell]) -> None:
 class _Block:
     """One question through every method that lacks it, and vanilla."""
 
-    def __init__(self, cell: Cell, work: Work, loaded: Loaded, drafters: dict[str, Drafter]) -> None:
-        self._cell, self._work, self._loaded = cell, work, loaded
+    def __init__(self, cell: Cell, work: Work, loaded: Loaded, drafters: dict[str, Drafter], read: Reader) -> None:
+        self._cell, self._work, self._loaded, self._read = cell, work, loaded, read
         names = [VANILLA, *work.methods]
         shift = work.index % len(names)
         self._order = names[shift:] + names[:shift]
         self._drafters = drafters
-        self._sync = torch.cuda.synchronize if loaded.target.device.type == "cuda" else None
+        self._gpus = devices.gpus(loaded.target)
+        self._readings: list[list[Reading]] = []
 
     def run(self) -> dict[str, Any]:
         """The block's record: raw facts of every turn of every method."""
@@ -215,6 +252,7 @@ class _Block:
             "category": question.category,
             "repeat": self._work.repeat,
             "order": self._order,
+            "disturbed": sorted({why for gpu in zip(*self._readings, strict=True) for why in conditions.verdict(gpu)}),
             "runs": [
                 {"method": name, "method_id": idents.get(name, VANILLA), "turns": turns[name]} for name in self._order
             ],
@@ -226,14 +264,15 @@ class _Block:
         drafter = self._drafters[name]
         if cell.measure.nodes and name != VANILLA:
             drafter = NodeRecorder(drafter)
-        watch = Stopwatch(self._sync)
+        watch = devices.stopwatch(self._gpus)
         steps = []
-        if self._sync:
-            torch.cuda.reset_peak_memory_stats()
+        devices.reset_peak(self._gpus)
+        before = self._read()
         watch.start()
         for step in decode(loaded.target, drafter, request, watch.phase):
             watch.step()
             steps.append(step)
+        after = self._read()
         output_ids = [token for step in steps for token in step.tokens]
         record: dict[str, Any] = {
             "prompt_tokens": len(request.prompt_ids),
@@ -243,10 +282,13 @@ class _Block:
             "drafted": [step.drafted for step in steps],
             "accepted": [step.accepted for step in steps],
             "end_ns": watch.step_ends_ns,
-            "phases_ns": watch.phases_ns,
+            "phases_ns": watch.phases_ns(),
             "finish": steps[-1].finish,
-            "peak_bytes": _peak_bytes(loaded),
+            "peak_bytes": devices.peak_bytes(self._gpus),
         }
+        if before and after:
+            record["gpus"] = {"before": [asdict(one) for one in before], "after": [asdict(one) for one in after]}
+            self._readings += [before, after]
         if isinstance(drafter, NodeRecorder):
             record["nodes"] = drafter.facts
         if cell.measure.audit:
@@ -273,15 +315,3 @@ class _Running:
             f"{name} {tokens * 1e9 / max(ns, 1):.0f} tok/s tau {emitted / max(cycles, 1):.2f}"
             for name, (tokens, ns, emitted, cycles) in self._sums.items()
         )
-
-
-def _placement(target: Target) -> dict[str, int]:
-    """How many of the target's modules lie on each device: accelerate's map, or all of it on one."""
-    placed = getattr(target.model, "hf_device_map", None) or {"": target.device}
-    return dict(Counter(f"cuda:{where}" if isinstance(where, int) else str(where) for where in placed.values()))
-
-
-def _peak_bytes(loaded: Loaded) -> int:
-    if loaded.target.device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated())
-    return hardware.peak_bytes()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench import published
+from bench import conditions, published
 from bench.config import Decode
 from bench.evidence import Measured, gather
 from bench.plan import Cell
@@ -87,6 +87,8 @@ def _measured_row(one: Measured, label: str) -> tuple[dict[str, Estimate], dict[
         "turns": int(data.turns.sum()),
         "cycles": int(data.cycles.sum()),
         "drafted_per_cycle": _drafted(one.blocks, ident),
+        "joules_per_token": _joules_per_token(one.blocks, ident),
+        "measured_again": sum(block.get("attempt", 1) > 1 for block in one.blocks),
         "lossless": str(one.verdicts[label]),
         "stability": verdict(found["speedup_geomean"], data.questions),
         "cell": one.cell.id,
@@ -97,9 +99,20 @@ def _measured_row(one: Measured, label: str) -> tuple[dict[str, Estimate], dict[
 
 def _drafted(blocks: Sequence[dict[str, Any]], ident: str) -> float | None:
     """Draft nodes verified in a cycle, on average: what two trees must have in common to be compared."""
-    turns = [turn for block in blocks for run in block["runs"] if run["method_id"] == ident for turn in run["turns"]]
-    nodes = [count for turn in turns for count in turn.get("drafted", ())[1:]]
+    nodes = [count for turn in _turns(blocks, ident) for count in turn.get("drafted", ())[1:]]
     return sum(nodes) / len(nodes) if nodes else None
+
+
+def _joules_per_token(blocks: Sequence[dict[str, Any]], ident: str) -> float | None:
+    """All energy of the GPUs over all tokens, prefill included; None unless every turn has its energy."""
+    turns = _turns(blocks, ident)
+    energy = [conditions.joules(turn) for turn in turns]
+    known = [one for one in energy if one is not None]
+    return sum(known) / sum(len(turn["output_ids"]) for turn in turns) if known and len(known) == len(energy) else None
+
+
+def _turns(blocks: Sequence[dict[str, Any]], ident: str) -> list[dict[str, Any]]:
+    return [turn for block in blocks for run in block["runs"] if run["method_id"] == ident for turn in run["turns"]]
 
 
 def _row(group: Group, task: str, found: dict[str, Estimate]) -> dict[str, Any]:
