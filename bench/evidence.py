@@ -12,8 +12,8 @@ from typing import Any
 
 from bench import hardware
 from bench.lossless import Verdict, judge
-from bench.plan import VANILLA, Cell, missing
-from bench.records import Store
+from bench.plan import VANILLA, Cell, lacking
+from bench.records import DamagedRecordError, Store
 from methods.errors import ConfigError
 
 
@@ -58,15 +58,18 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
             holes.append(f"{cell.name}: no weights for {', '.join(cell.without_weights)}")
             continue
         store = Store(cell.folder(results))
-        lacking = missing(cell, store)
-        if lacking:
+        recorded = store.blocks()
+        work = lacking(cell, recorded)  # whatever a DONE mark says: the numbers are made of these
+        if work:
             failed = store.failed()
-            reason = failed["error"] if failed else f"{len(lacking)} of {len(cell.questions)} questions to run"
+            reason = failed["error"] if failed else f"{len(work)} of {len(cell.questions)} questions to run"
             holes.append(f"{cell.name}: {reason}")
             continue
-        blocks = _asked_for(cell, store.blocks())
-        sessions = store.sessions()  # one that wrote none of these blocks measured nothing here, wherever it ran
-        machines |= {hardware.kind(sessions[name]["hardware"]) for name in {block["session"] for block in blocks}}
+        blocks = _asked_for(cell, recorded)
+        if twice := _twice(blocks):
+            holes.append(f"{cell.name}: {twice}; remove the later line, or move the folder away and run again")
+            continue
+        machines |= _machines(store, blocks)
         verdicts, failures = _judged(cell, blocks)
         holes += failures
         measured.append(Measured(cell, blocks, verdicts))
@@ -80,6 +83,34 @@ def _asked_for(cell: Cell, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]
     """The blocks with one of the cell's methods: those made for others hold other vanilla runs, perhaps elsewhere."""
     wanted = set(cell.method_ids.values())
     return [block for block in blocks if not wanted or wanted & {run["method_id"] for run in block["runs"]}]
+
+
+def _twice(blocks: list[dict[str, Any]]) -> str | None:
+    """Which question was measured twice, if one was: it would weigh double. Vanilla goes along with every method."""
+    seen: set[tuple[str, int, str]] = set()
+    for block in blocks:
+        for ident in {run["method_id"] for run in block["runs"]} - {VANILLA} or {VANILLA}:
+            key = (block["question_id"], block["repeat"], ident)
+            if key in seen:
+                return f"question {block['question_id']} was recorded twice"
+            seen.add(key)
+    return None
+
+
+def _machines(store: Store, blocks: list[dict[str, Any]]) -> set[str]:
+    """What the blocks were measured on. A session that wrote none of them measured nothing here, wherever it ran.
+
+    Raises:
+        DamagedRecordError: if the file that says so is gone.
+    """
+    sessions = store.sessions()
+    for name in {block["session"] for block in blocks}:
+        if name not in sessions:
+            raise DamagedRecordError(
+                f"{store.folder / 'sessions' / name}.json is missing, which says where blocks were measured; bring it "
+                f"back, or move the folder away and run again"
+            )
+    return {hardware.kind(sessions[name]["hardware"]) for name in {block["session"] for block in blocks}}
 
 
 def _judged(cell: Cell, blocks: list[dict[str, Any]]) -> tuple[dict[str, Verdict], list[str]]:

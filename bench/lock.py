@@ -17,6 +17,7 @@ import json
 import os
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,16 @@ class Lock:
         for old in self._folder.glob(".owner.*"):
             if int(old.suffix[1:]) <= number:
                 old.unlink(missing_ok=True)
+        self._sweep()
         return True
+
+    def _sweep(self) -> None:
+        """Remove the claims of processes that were killed while they asked."""
+        for claim in self._folder.glob(".claim.*"):
+            with suppress(OSError, ValueError):  # gone, or being written just now
+                owner = json.loads(claim.read_bytes())
+                if _within_sight(owner) and not _runs(owner):
+                    claim.unlink()
 
     def _is_dead(self, number: int, owner: dict[str, Any], draft: Path) -> bool:
         path = self._folder / f".owner.{number}"
@@ -116,10 +126,14 @@ class Lock:
         if self._path is None:
             return
         path, self._path = self._path, None
-        if holder(self._folder)[0] == int(path.suffix[1:]):
-            draft = self._folder / f".claim.{self._claim['id']}"
-            draft.write_text(json.dumps({**self._claim, "released": True}))
-            draft.replace(path)
+        draft = self._folder / f".claim.{self._claim['id']}"
+        with suppress(OSError):  # the disk is full or gone: then it is given back when this process ends
+            try:
+                if holder(self._folder)[0] == int(path.suffix[1:]):
+                    draft.write_text(json.dumps({**self._claim, "released": True}))
+                    draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_S):

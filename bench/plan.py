@@ -7,6 +7,7 @@ vanilla runs of its own and leaves the others alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -108,12 +109,19 @@ def cell_of(setup: Setup, questions: tuple[Question, ...]) -> Cell:
 
 def missing(cell: Cell, store: Store) -> list[Work]:
     """The blocks a cell still lacks, in order. A DONE mark that covers the methods answers without reading more."""
-    wanted = cell.method_ids
+    return [] if marked(cell, store) else lacking(cell, store.blocks())
+
+
+def marked(cell: Cell, store: Store) -> bool:
+    """Whether a DONE mark covers the cell's methods. A run that was killed after its last block left none."""
     done = store.done()
-    if done is not None and set(wanted.values()) <= set(done["method_ids"]):
-        return []
+    return done is not None and set(cell.method_ids.values()) <= set(done["method_ids"])
+
+
+def lacking(cell: Cell, blocks: Iterable[dict[str, Any]]) -> list[Work]:
+    """The blocks of a cell that are not among these, in order."""
     have: dict[tuple[str, int], set[str]] = {}
-    for block in store.blocks():
+    for block in blocks:
         seen = have.setdefault((block["question_id"], block["repeat"]), set())
         seen.update(run["method_id"] for run in block["runs"] if run["method"] != VANILLA)
         seen.add(VANILLA)
@@ -121,9 +129,9 @@ def missing(cell: Cell, store: Store) -> list[Work]:
     for repeat in range(cell.measure.repeats):
         for index, question in enumerate(cell.questions):
             seen = have.get((question.id, repeat), set())
-            lacking = tuple(name for name, ident in wanted.items() if ident not in seen)
-            if lacking or VANILLA not in seen:
-                work.append(Work(index, question, repeat, lacking))
+            methods = tuple(name for name, ident in cell.method_ids.items() if ident not in seen)
+            if methods or VANILLA not in seen:
+                work.append(Work(index, question, repeat, methods))
     return work
 
 

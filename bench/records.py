@@ -9,9 +9,8 @@
       events.jsonl     what went wrong
       DONE | FAILED.json
 
-One process writes a cell at a time (``bench.lock``). A torn last line, the mark of a kill or a full disk, is
-dropped when the cell is opened for writing; any other damage is an error that names the line, because skipping it
-would quietly change a number.
+One process writes a cell at a time (``bench.lock``). A torn last line, the mark of a kill, is dropped when the cell is
+opened for writing; any other damage is an error that names the line, because skipping it would quietly change a number.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bench.lock import Busy, Lock
+from bench.lock import Busy, Lock, Lost
 from methods.errors import ConfigError
 
 SCHEMA = 1
@@ -42,7 +41,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the cell: create its folder, refuse a second writer, cut a torn last line.
+        """Hold the cell: create its folder, refuse a second writer, clear away what a killed one left half done.
 
         Raises:
             Busy: if another living process holds it.
@@ -50,7 +49,7 @@ class Store:
         """
         lock = Lock(self.folder)
         try:
-            (self.folder / "sessions").mkdir(parents=True, exist_ok=True)
+            _make(self.folder / "sessions")
             lock.acquire()
         except Busy:
             raise
@@ -62,6 +61,9 @@ class Store:
         try:
             for name in ("blocks.jsonl", "disturbed.jsonl", "traces.jsonl", "events.jsonl"):
                 _cut_torn_line(self.folder / name)
+            for pattern in (".cell.json.*", ".DONE.*", ".FAILED.json.*", "sessions/.*"):  # of ``write_atomically``
+                for partial in self.folder.glob(pattern):
+                    partial.unlink(missing_ok=True)
             yield
         finally:
             self._lock = None
@@ -89,21 +91,36 @@ class Store:
         self._append("events.jsonl", event)
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
+        self._check()
+        path = self.folder / name
+        size = _size(path)
+        try:
+            _append(path, record)
+        except OSError:  # a line that could not be synced may be gone after the next crash: it must not count now
+            with suppress(OSError, Lost):
+                self._check()  # who lost the cell while it hung must not cut the next owner's lines
+                os.truncate(path, size)
+            raise
+
+    def _check(self) -> None:
         if self._lock:
             self._lock.check()
-        _append(self.folder / name, record)
 
     def mark_done(self, facts: dict[str, Any]) -> None:
-        if self._lock:
-            self._lock.check()
-        write_atomically(self.folder / "DONE", _pretty(facts))
-        (self.folder / "FAILED.json").unlink(missing_ok=True)
+        self._check()
+        size = _size(self.folder / "blocks.jsonl")
+        (self.folder / "FAILED.json").unlink(missing_ok=True)  # first: a cell is never both
+        write_atomically(self.folder / "DONE", _pretty({**facts, "blocks_bytes": size}))
 
     def mark_failed(self, facts: dict[str, Any]) -> None:
         write_atomically(self.folder / "FAILED.json", _pretty(facts))
 
     def done(self) -> dict[str, Any] | None:
-        return _read_json(self.folder / "DONE")
+        """What ``mark_done`` was told; None too if blocks it spoke for have been lost since."""
+        found = _read_json(self.folder / "DONE")
+        if found and _size(self.folder / "blocks.jsonl") < found.get("blocks_bytes", 0):
+            return None
+        return found
 
     def failed(self) -> dict[str, Any] | None:
         return _read_json(self.folder / "FAILED.json")
@@ -157,33 +174,36 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         OSError: as the system gave it; the old file is then untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _naming(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _append(path: Path, record: dict[str, Any]) -> None:
     line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
-    new = not path.exists()
-    with path.open("ab") as file:
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if new:
-        _sync_folder(path.parent)
+    with _naming(path):
+        new = not path.exists()
+        with path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            _sync_folder(path.parent)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    *lines, _torn = path.read_bytes().split(b"\n")
+    with _naming(path):
+        *lines, _torn = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
@@ -200,12 +220,36 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 def _cut_torn_line(path: Path) -> None:
     if not path.exists():
         return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
+    with _naming(path):
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+                os.fsync(file.fileno())
+
+
+def _make(folder: Path) -> None:
+    """Make a folder so that it is there after a crash too: a folder's name is kept by its parent."""
+    absent = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in absent:
+        with suppress(PermissionError):  # a parent that may be written but not read
+            _sync_folder(one.parent)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let the system's errors name the file: those of a write or a sync name none, others the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _sync_folder(folder: Path) -> None:
@@ -220,7 +264,10 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        with _naming(path):
+            found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
     except ValueError as error:
         raise DamagedRecordError(f"{path} is damaged ({error}); remove it and run again") from None
     return found

@@ -21,7 +21,7 @@ from bench import grid, overview, search_path, slurm
 from bench.config import Launcher, Plan, Style, Table, freeze
 from bench.mistakes import explain
 from bench.paths import CONF
-from bench.plan import Cell, missing, untraced
+from bench.plan import Cell, marked, untraced
 from bench.records import DamagedRecordError, Store
 from bench.stopping import Stopped, heeding_signals
 from methods.errors import ConfigError
@@ -59,10 +59,8 @@ def _guarded(action: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(
-            f"error: {error.filename or 'results'}: {error.strerror}; what was written before is intact",
-            file=sys.stderr,
-        )
+        what = f"{error.filename or 'results'}: {error.strerror or error}"
+        print(f"error: {what}; what was written before is intact, and the same command goes on", file=sys.stderr)
         return 1
     except Stopped as stopped:
         print(f"stopped by {stopped.signal}; the same command goes on with what is missing", file=sys.stderr)
@@ -102,7 +100,7 @@ def _run(config: DictConfig) -> int:
 
 
 def _lacks_something(cell: Cell, store: Store) -> bool:
-    return not cell.idle and bool(missing(cell, store) or untraced(cell, store))
+    return not cell.idle and bool(not marked(cell, store) or untraced(cell, store))
 
 
 def results_folder(config: DictConfig) -> Path:

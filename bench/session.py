@@ -78,8 +78,10 @@ class Session:
     def _run_one(self, cell: Cell, store: Store, failed: list[str]) -> None:
         with store.writing():
             work = missing(cell, store)
-            if not work and not untraced(cell, store):
-                return
+            if not work:
+                self._mark(cell, store)  # a kill may have come between the last block and the mark
+                if not untraced(cell, store):
+                    return
             store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
             drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
             used = {name: {"id": cell.method_ids[name], **knobs} for name, knobs in cell.methods.items()}
@@ -88,8 +90,7 @@ class Session:
             try:
                 if work:
                     self._run_cell(cell, work, drafters, store)
-                finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
-                store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
+                    self._mark(cell, store)
                 self._trace(cell, drafters, store)  # last: what is timed comes first, and on its own
             except Lost:
                 raise
@@ -99,6 +100,11 @@ class Session:
                 store.mark_failed(facts)
                 failed.append(cell.name)
                 tqdm.write(f"{cell.name} failed: {facts['error']}", file=sys.stderr)
+
+    def _mark(self, cell: Cell, store: Store) -> None:
+        """The cell has all its blocks. An earlier mark of other methods stays true."""
+        finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
+        store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
 
     def _hardware(self) -> dict[str, Any]:
         assert self._loaded is not None

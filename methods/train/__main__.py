@@ -1,4 +1,4 @@
-"""Entry point: ``python -m methods.train method=eagle model=smollm2_135m``. Exit 0 done, 2 a wrong request.
+"""Entry point: ``python -m methods.train method=eagle model=smollm2_135m``. Exit 0 done, 1 disk error, 2 wrong request.
 
 Every stage looks for its own finished work first, so the same command goes on after a kill.
 """
@@ -42,6 +42,10 @@ def _guarded(action: Callable[[], object]) -> int:
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
+    except OSError as error:
+        what = f"{error.filename or 'work'}: {error.strerror or error}"
+        print(f"error: {what}; what was written before is intact, and the same command goes on", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr)
         return 130

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,46 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from methods.draft_vocab import FILE
-from methods.train.files import sha256, write_whole
+from methods.train.files import naming, sha256, sync, write_whole
 
 _RANKED = 16384
 """Ids kept of the frequency ranking; a draft vocabulary past this is no lever any more."""
 
 
 def export(head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any], folder: Path) -> Path:
-    """Write ``folder`` anew, whole or not at all. The manifest gains the size and hash of every file."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-    try:
-        head.export(partial)
-        save_file({"tokens": frequent[:_RANKED].to(torch.int32)}, partial / FILE)
-        for path in (partial, *partial.iterdir()):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # made private, but meant to be shared
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
-        }
-        versions = {name: version(name) for name in ("torch", "transformers")}
-        text = json.dumps({**manifest, "versions": versions, "files": files}, indent=1)
-        (partial / "manifest.json").write_text(text + "\n", encoding="utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    """Write ``folder`` anew, whole or not at all. The manifest gains the size and hash of every file.
+
+    Raises:
+        OSError: naming the folder; the head that was there before is then untouched.
+    """
+    partial, old = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "old"))
+    with naming(folder):
+        for left_by_a_kill in (partial, old):
+            shutil.rmtree(left_by_a_kill, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            _fill(partial, head, frequent, manifest)
+            for path in (*partial.iterdir(), partial):
+                sync(path)
+            if folder.exists():
+                folder.rename(old)  # one name away, one name in: whoever looks finds a whole head or none
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        sync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _fill(folder: Path, head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any]) -> None:
+    head.export(folder)
+    save_file({"tokens": frequent[:_RANKED].to(torch.int32)}, folder / FILE)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # some writers make them private, but a head is meant to be shared
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(folder.iterdir())}
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    text = json.dumps({**manifest, "versions": versions, "files": files}, indent=1)
+    (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
 
 
 def add(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a file beside ``path``, then rename it: whoever finds ``path`` finds all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with naming(path):
+        try:
+            write(partial)
+            sync(partial)
+            partial.replace(path)
+            sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        os.fsync(handle)
     finally:
-        partial.unlink(missing_ok=True)
+        os.close(handle)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let every failure to write be an ``OSError`` with the file's name: torch and safetensors have errors of their
+    own for a full disk, numpy's says how many bytes were left over."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        error.filename, error.filename2 = str(path), None
+        raise
+    except (SafetensorError, RuntimeError) as error:
+        raise OSError(errno.EIO, str(error).splitlines()[0], str(path)) from error
 
 
 def sha256(path: Path) -> str:

@@ -1,0 +1,173 @@
+"""SIGKILL at any point, then the same command again: the records of an unbroken run, and at most one block repeated.
+
+A first run is only watched, and tells every point at which a process can be struck (``fault_points``). Each trial
+then strikes a process at one of them and runs the command once more. The ordinary suite tries a few of every kind;
+``make test-faults`` tries all that change the disk, and the steps of the work between them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_points import Fault
+from fault_support import Event, Server, events, left, toy_cell, trials, whole_lines
+from test_train_run import arguments as training
+
+FULL = "DRAFTBENCH_FULL" in os.environ
+pytestmark = pytest.mark.timeout(0 if FULL else 300)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def survives(
+    server: Server,
+    tmp_path: Path,
+    prepare: Callable[[Path], list[str]],
+    result: Callable[[Path], Any],
+    *,
+    fast: int,
+    steps: int,
+    module: str = "bench.run",
+    after: Callable[[Path, Event, list[Event]], None] | None = None,
+) -> None:
+    """Strike ``prepare``'s command at each point and run it again: ``result`` must be an unbroken run's.
+
+    ``after`` looks at what a kill left, before the command runs again.
+    """
+    unbroken, scratch = tmp_path / "unbroken", tmp_path
+    command = prepare(unbroken)
+    assert server(*command, scratch=scratch, module=module, watched=unbroken).code == 0
+    seen, expected = events(scratch), result(unbroken)
+    failures, kinds = [], Counter[str]()
+    for event, moment in trials(seen, None if FULL else fast, steps):
+        folder = tmp_path / f"{event.at}-{moment}"
+        command = prepare(folder)
+        struck = server(*command, scratch=scratch, module=module, watched=folder, fault=Fault(event.at, moment))
+        name = f"{moment} {event.at} {event.label}"
+        if struck.code != -9:
+            failures.append(f"{name}: ended with {struck.code}: {struck.err[-300:]}")
+            continue
+        if after:
+            after(folder, event, seen)
+        again = server(*command, scratch=scratch, module=module)
+        if again.code:
+            failures.append(f"{name}: the same command then ended with {again.code}: {again.err[-300:]}")
+        elif result(folder) != expected:
+            failures.append(f"{name}: other results than of an unbroken run")
+        kinds[event.kind] += 1
+        shutil.rmtree(folder)
+    print(f"{sum(kinds.values())} kills, {len(failures)} not recovered: {dict(kinds)}")
+    assert not failures, "\n".join(failures)
+    assert sum(kinds.values()) >= min(fast, len(seen))
+
+
+def at_most_the_block_in_flight(folder: Path, event: Event, seen: list[Event]) -> None:
+    """Every block whose sync had ended is there, and no other but the one being written."""
+    synced = sum(one.label == "fsync blocks.jsonl" for one in seen[: event.at])
+    assert len(whole_lines(folder / "results")) - synced in (0, 1)
+    assert len(whole_lines(folder / "results")) == synced or event.label.endswith("blocks.jsonl")
+
+
+def nothing_half_done(results: Path) -> list[str]:
+    """Files that only a writer at work may have."""
+    return [str(path) for path in results.rglob(".*") if not path.name.startswith(".owner.")]
+
+
+def test_a_run_that_is_killed_anywhere(server: Server, tmp_path: Path, tiny_model_folder: Path) -> None:
+    def prepare(folder: Path) -> list[str]:
+        folder.mkdir()
+        return ["method=[pld,lookahead]", *toy_cell(tiny_model_folder, folder, folder / "results")]
+
+    def result(folder: Path) -> Any:
+        return left(folder / "results"), nothing_half_done(folder / "results")
+
+    survives(server, tmp_path, prepare, result, fast=9, steps=30, after=at_most_the_block_in_flight)
+
+
+def test_a_run_that_adds_a_method_to_a_finished_cell(server: Server, tmp_path: Path, tiny_model_folder: Path) -> None:
+    """Sampled this time; what was measured before must not change by a byte, killed or not."""
+    first = tmp_path / "first"
+    first.mkdir()
+    toy = ["decode=t1", *toy_cell(tiny_model_folder, first, first / "results")]
+    assert server("method=pld", *toy, scratch=tmp_path).code == 0
+    before = whole_lines(first / "results")
+
+    def prepare(folder: Path) -> list[str]:
+        shutil.copytree(first, folder)
+        return ["method=[pld,lookahead]", "decode=t1", *toy_cell(tiny_model_folder, folder, folder / "results")]
+
+    def result(folder: Path) -> Any:
+        assert whole_lines(folder / "results")[: len(before)] == before
+        return left(folder / "results"), nothing_half_done(folder / "results")
+
+    survives(server, tmp_path, prepare, result, fast=3, steps=12)
+
+
+def test_a_report_that_is_killed_leaves_each_file_whole_and_the_next_is_the_same(
+    server: Server, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    table = ["table=table1", "method=pld", "decode=greedy", "task=nq"]
+    sizes = [*toy_cell(tiny_model_folder, first, first / "results")[:7], "task.count=2", "decode.max_new_tokens=6"]
+    assert server(*table, *sizes, scratch=tmp_path).code == 0
+    (drawn,) = {path.suffix: path for path in (first / "results" / "tables").glob("*.md")}.values()
+
+    def prepare(folder: Path) -> list[str]:
+        shutil.copytree(first, folder)
+        for path in [*(folder / "results" / "tables").iterdir()]:
+            path.write_text("old")
+        return [*table, *sizes[:5], f"results={folder / 'results'}", *sizes[6:]]
+
+    def drawn_files(folder: Path) -> dict[str, bytes]:
+        results = folder / "results"
+        paths = [*(results / "tables").iterdir(), *results.glob("*.html")]
+        return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
+
+    def whole(folder: Path, event: Event, seen: list[Event]) -> None:
+        for name, content in drawn_files(folder).items():
+            assert content in (b"old", drawn_files(tmp_path / "unbroken")[name])
+
+    assert drawn.exists()
+    survives(server, tmp_path, prepare, drawn_files, fast=3, steps=0, module="bench.report", after=whole)
+
+
+def test_a_training_that_is_killed_in_its_export_or_before(
+    server: Server, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    first = tmp_path / "first"
+    module = "methods.train"
+    assert server(*training(tiny_model_folder, first, "eagle"), scratch=tmp_path, module=module).code == 0
+    old = exported(first)
+
+    def prepare(folder: Path) -> list[str]:
+        shutil.copytree(first, folder)
+        return training(tiny_model_folder, folder, "eagle")
+
+    def whole_or_absent(folder: Path, event: Event, seen: list[Event]) -> None:
+        files = exported(folder)
+        assert not files or files.keys() == old.keys()
+
+    survives(server, tmp_path, prepare, exported, fast=3, steps=0, module=module, after=whole_or_absent)
+    if FULL:
+        shutil.rmtree(tmp_path / "unbroken")
+
+        def anew(folder: Path) -> list[str]:
+            return training(tiny_model_folder, folder, "eagle")
+
+        survives(server, tmp_path, anew, exported, fast=0, steps=12, module=module)
+
+
+def exported(work: Path) -> dict[str, bytes]:
+    """The head's files, if there is one."""
+    return {path.name: path.read_bytes() for path in (work / "weights" / "eagle").glob("*")}
