@@ -118,9 +118,8 @@ class Store:
     def done(self) -> dict[str, Any] | None:
         """What ``mark_done`` was told; None too if blocks it spoke for have been lost since."""
         found = _read_json(self.folder / "DONE")
-        if found and _size(self.folder / "blocks.jsonl") < found.get("blocks_bytes", 0):
-            return None
-        return found
+        whole = found is None or _ends_a_line(self.folder / "blocks.jsonl", found.get("blocks_bytes", 0))
+        return found if whole else None
 
     def failed(self) -> dict[str, Any] | None:
         return _read_json(self.folder / "FAILED.json")
@@ -244,8 +243,18 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _ends_a_line(path: Path, size: int) -> bool:
+    """Whether a file still has so many bytes, the last of which ends a line: one that was torn may be as long."""
+    if not size:
+        return True
+    if _size(path) < size:
+        return False
+    with _naming(path), path.open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
 
 
 def _size(path: Path) -> int:

@@ -59,7 +59,7 @@ def _guarded(action: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        what = f"{error.filename or 'results'}: {error.strerror or error}"
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"error: {what}; what was written before is intact, and the same command goes on", file=sys.stderr)
         return 1
     except Stopped as stopped:

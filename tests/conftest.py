@@ -151,3 +151,12 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Any]:
+    """Runs commands in forks, for the tests that strike them (``fault_support``)."""
+    from fault_support import Server
+
+    with Server() as running:
+        yield running

@@ -34,7 +34,7 @@ class Server:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait()
         self._process.stdout.close()
 
     def __call__(self, *arguments: str, **more: Any) -> Result:
@@ -87,8 +87,8 @@ def toy_cell(model: Path, folder: Path, results: Path) -> list[str]:
         "task.name=toy",
         f"task.path={write_questions(folder / 'toy.jsonl', TURNS)}",
         "task.count=null",
-        "decode.max_new_tokens=6",
-        "measure.warmup_tokens=3",
+        "decode.max_new_tokens=4",
+        "measure.warmup_tokens=2",
     ]
 
 

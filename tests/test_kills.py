@@ -10,23 +10,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_support import tiny_settings
 from fault_points import Fault
 from fault_support import Event, Server, events, left, toy_cell, trials, whole_lines
 from test_train_run import arguments as training
 
 FULL = "DRAFTBENCH_FULL" in os.environ
 pytestmark = pytest.mark.timeout(0 if FULL else 300)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 def survives(
@@ -38,44 +33,36 @@ def survives(
     fast: int,
     steps: int,
     module: str = "bench.run",
-    after: Callable[[Path, Event, list[Event]], None] | None = None,
+    after: Callable[[Event, list[Event]], None] | None = None,
 ) -> None:
     """Strike ``prepare``'s command at each point and run it again: ``result`` must be an unbroken run's.
 
     ``after`` looks at what a kill left, before the command runs again.
     """
-    unbroken, scratch = tmp_path / "unbroken", tmp_path
-    command = prepare(unbroken)
-    assert server(*command, scratch=scratch, module=module, watched=unbroken).code == 0
-    seen, expected = events(scratch), result(unbroken)
+    folder, scratch = tmp_path / "struck", tmp_path
+    command = prepare(folder)
+    assert server(*command, scratch=scratch, module=module, watched=folder).code == 0
+    seen, expected = events(scratch), result(folder)
     failures, kinds = [], Counter[str]()
     for event, moment in trials(seen, None if FULL else fast, steps):
-        folder = tmp_path / f"{event.at}-{moment}"
-        command = prepare(folder)
+        shutil.rmtree(folder)
+        prepare(folder)
         struck = server(*command, scratch=scratch, module=module, watched=folder, fault=Fault(event.at, moment))
         name = f"{moment} {event.at} {event.label}"
         if struck.code != -9:
             failures.append(f"{name}: ended with {struck.code}: {struck.err[-300:]}")
             continue
+        kinds[event.kind] += 1
         if after:
-            after(folder, event, seen)
+            after(event, seen)
         again = server(*command, scratch=scratch, module=module)
         if again.code:
             failures.append(f"{name}: the same command then ended with {again.code}: {again.err[-300:]}")
         elif result(folder) != expected:
             failures.append(f"{name}: other results than of an unbroken run")
-        kinds[event.kind] += 1
-        shutil.rmtree(folder)
     print(f"{sum(kinds.values())} kills, {len(failures)} not recovered: {dict(kinds)}")
     assert not failures, "\n".join(failures)
     assert sum(kinds.values()) >= min(fast, len(seen))
-
-
-def at_most_the_block_in_flight(folder: Path, event: Event, seen: list[Event]) -> None:
-    """Every block whose sync had ended is there, and no other but the one being written."""
-    synced = sum(one.label == "fsync blocks.jsonl" for one in seen[: event.at])
-    assert len(whole_lines(folder / "results")) - synced in (0, 1)
-    assert len(whole_lines(folder / "results")) == synced or event.label.endswith("blocks.jsonl")
 
 
 def nothing_half_done(results: Path) -> list[str]:
@@ -84,19 +71,27 @@ def nothing_half_done(results: Path) -> list[str]:
 
 
 def test_a_run_that_is_killed_anywhere(server: Server, tmp_path: Path, tiny_model_folder: Path) -> None:
+    results = tmp_path / "struck" / "results"
+
     def prepare(folder: Path) -> list[str]:
         folder.mkdir()
-        return ["method=[pld,lookahead]", *toy_cell(tiny_model_folder, folder, folder / "results")]
+        return ["method=[pld,lookahead]", *toy_cell(tiny_model_folder, folder, results)]
+
+    def at_most_the_block_in_flight(event: Event, seen: list[Event]) -> None:
+        """Every block whose sync had ended is there, and no other but the one being written."""
+        synced = sum(one.label == "fsync blocks.jsonl" for one in seen[: event.at])
+        assert len(whole_lines(results)) - synced in (0, 1)
+        assert len(whole_lines(results)) == synced or event.label.endswith("blocks.jsonl")
 
     def result(folder: Path) -> Any:
-        return left(folder / "results"), nothing_half_done(folder / "results")
+        return left(results), nothing_half_done(results)
 
     survives(server, tmp_path, prepare, result, fast=9, steps=30, after=at_most_the_block_in_flight)
 
 
 def test_a_run_that_adds_a_method_to_a_finished_cell(server: Server, tmp_path: Path, tiny_model_folder: Path) -> None:
     """Sampled this time; what was measured before must not change by a byte, killed or not."""
-    first = tmp_path / "first"
+    first, results = tmp_path / "first", tmp_path / "struck" / "results"
     first.mkdir()
     toy = ["decode=t1", *toy_cell(tiny_model_folder, first, first / "results")]
     assert server("method=pld", *toy, scratch=tmp_path).code == 0
@@ -104,11 +99,11 @@ def test_a_run_that_adds_a_method_to_a_finished_cell(server: Server, tmp_path: P
 
     def prepare(folder: Path) -> list[str]:
         shutil.copytree(first, folder)
-        return ["method=[pld,lookahead]", "decode=t1", *toy_cell(tiny_model_folder, folder, folder / "results")]
+        return ["method=[pld,lookahead]", "decode=t1", *toy_cell(tiny_model_folder, folder, results)]
 
     def result(folder: Path) -> Any:
-        assert whole_lines(folder / "results")[: len(before)] == before
-        return left(folder / "results"), nothing_half_done(folder / "results")
+        assert whole_lines(results)[: len(before)] == before
+        return left(results), nothing_half_done(results)
 
     survives(server, tmp_path, prepare, result, fast=3, steps=12)
 
@@ -116,37 +111,33 @@ def test_a_run_that_adds_a_method_to_a_finished_cell(server: Server, tmp_path: P
 def test_a_report_that_is_killed_leaves_each_file_whole_and_the_next_is_the_same(
     server: Server, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    first = tmp_path / "first"
-    first.mkdir()
-    table = ["table=table1", "method=pld", "decode=greedy", "task=nq"]
-    sizes = [*toy_cell(tiny_model_folder, first, first / "results")[:7], "task.count=2", "decode.max_new_tokens=6"]
-    assert server(*table, *sizes, scratch=tmp_path).code == 0
-    (drawn,) = {path.suffix: path for path in (first / "results" / "tables").glob("*.md")}.values()
+    first, results = tmp_path / "first", tmp_path / "struck" / "results"
+    table = ["table=table1", "method=pld", "decode=greedy", "task=nq", "task.count=2", "decode.max_new_tokens=4"]
+    assert server(*table, *tiny_settings(tiny_model_folder, first / "results"), scratch=tmp_path).code == 0
+    redrawn: dict[str, bytes] = {}
 
     def prepare(folder: Path) -> list[str]:
         shutil.copytree(first, folder)
-        for path in [*(folder / "results" / "tables").iterdir()]:
+        for path in (results / "tables").iterdir():
             path.write_text("old")
-        return [*table, *sizes[:5], f"results={folder / 'results'}", *sizes[6:]]
+        return [*table, *tiny_settings(tiny_model_folder, results)]
 
-    def drawn_files(folder: Path) -> dict[str, bytes]:
-        results = folder / "results"
+    def drawn(folder: Path) -> dict[str, bytes]:
         paths = [*(results / "tables").iterdir(), *results.glob("*.html")]
-        return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
+        found = {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
+        redrawn.update(found if not redrawn else {})
+        return found
 
-    def whole(folder: Path, event: Event, seen: list[Event]) -> None:
-        for name, content in drawn_files(folder).items():
-            assert content in (b"old", drawn_files(tmp_path / "unbroken")[name])
+    def whole(event: Event, seen: list[Event]) -> None:
+        for name, content in drawn(results).items():
+            assert content in (b"old", redrawn[name])
 
-    assert drawn.exists()
-    survives(server, tmp_path, prepare, drawn_files, fast=3, steps=0, module="bench.report", after=whole)
+    survives(server, tmp_path, prepare, drawn, fast=3, steps=0, module="bench.report", after=whole)
 
 
-def test_a_training_that_is_killed_in_its_export_or_before(
-    server: Server, tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    first = tmp_path / "first"
-    module = "methods.train"
+def test_a_training_that_is_killed_in_its_export(server: Server, tmp_path: Path, tiny_model_folder: Path) -> None:
+    """A head was exported before: it is whole or absent at every moment, and the next one is the same."""
+    first, module = tmp_path / "first", "methods.train"
     assert server(*training(tiny_model_folder, first, "eagle"), scratch=tmp_path, module=module).code == 0
     old = exported(first)
 
@@ -154,18 +145,11 @@ def test_a_training_that_is_killed_in_its_export_or_before(
         shutil.copytree(first, folder)
         return training(tiny_model_folder, folder, "eagle")
 
-    def whole_or_absent(folder: Path, event: Event, seen: list[Event]) -> None:
-        files = exported(folder)
+    def whole_or_absent(event: Event, seen: list[Event]) -> None:
+        files = exported(tmp_path / "struck")
         assert not files or files.keys() == old.keys()
 
     survives(server, tmp_path, prepare, exported, fast=3, steps=0, module=module, after=whole_or_absent)
-    if FULL:
-        shutil.rmtree(tmp_path / "unbroken")
-
-        def anew(folder: Path) -> list[str]:
-            return training(tiny_model_folder, folder, "eagle")
-
-        survives(server, tmp_path, anew, exported, fast=0, steps=12, module=module)
 
 
 def exported(work: Path) -> dict[str, bytes]:

@@ -43,7 +43,7 @@ def _guarded(action: Callable[[], object]) -> int:
         print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     except OSError as error:
-        what = f"{error.filename or 'work'}: {error.strerror or error}"
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"error: {what}; what was written before is intact, and the same command goes on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

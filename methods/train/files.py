@@ -42,10 +42,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:
-            raise OSError(errno.EIO, str(error), str(path)) from error
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
     except (SafetensorError, RuntimeError) as error:
         raise OSError(errno.EIO, str(error).splitlines()[0], str(path)) from error
 
