@@ -12,8 +12,9 @@ fetch   = [ -n "$$HF_HUB_OFFLINE" ] || $(BIN)/python scripts/prefetch.py table=$
 # What reproduce-figures draws: the paper's four, and three of ours from Table 1's cells.
 FIGURES := figure1 figure2 figure5 figure6 figure_cost figure_split figure_depth
 TABLES  := table1 table2 table3
+FAULTS  := $(addprefix tests/,test_kills.py test_storage.py test_race.py test_load.py)
 
-.PHONY: help setup test test-full lint reproduce-table1 reproduce-table2 reproduce-table3 reproduce-figures
+.PHONY: help setup test test-full test-faults lint reproduce-table1 reproduce-table2 reproduce-table3 reproduce-figures
 .PHONY: reproduce-all report bench aa coverage clean
 
 help: ## Show this list
@@ -36,6 +37,10 @@ test: $(STAMP) ## Run the tests (about four minutes on two cores)
 test-full: $(STAMP) ## The losslessness tests at full size: 512 prompts a method, 200,000 draws a law (an hour)
 	@echo "testing losslessness at full size"
 	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --timeout 0 tests/test_matrix.py tests/test_law_draws.py $(ARGS)
+
+test-faults: $(STAMP) ## Kills, failing disks, races and a long run at full size (docs/reliability.md; an hour)
+	@echo "testing faults at full size"
+	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -rP --timeout 0 $(FAULTS) $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and the import contracts
 	@echo "linting"

@@ -83,16 +83,7 @@ class Lock:
         for old in self._folder.glob(".owner.*"):
             if int(old.suffix[1:]) <= number:
                 old.unlink(missing_ok=True)
-        self._sweep()
         return True
-
-    def _sweep(self) -> None:
-        """Remove the claims of processes that were killed while they asked."""
-        for claim in self._folder.glob(".claim.*"):
-            with suppress(OSError, ValueError):  # gone, or being written just now
-                owner = json.loads(claim.read_bytes())
-                if _within_sight(owner) and not _runs(owner):
-                    claim.unlink()
 
     def _is_dead(self, number: int, owner: dict[str, Any], draft: Path) -> bool:
         path = self._folder / f".owner.{number}"
