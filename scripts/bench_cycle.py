@@ -251,7 +251,9 @@ def _drafter(label: str, loaded: Loaded, weights: list[str]) -> Any:
     """``name`` or ``name:knob=value,...``, with the model's own weights unless others are given."""
     name, _, settings = label.partition(":")
     knobs = dict(setup_of_task("smollm2_135m", TASKS[0], method=name).methods.get(name, {}))
-    knobs |= {knob: json.loads(value) for knob, value in (pair.split("=") for pair in settings.split(",") if pair)}
+    for pair in filter(None, settings.split(",")):
+        knob, _, value = pair.partition("=")
+        knobs[knob] = int(value) if value.isdigit() else value
     given = dict(pair.split("=", 1) for pair in weights)
     if name in given:
         knobs["weights"] = given[name]
