@@ -35,7 +35,8 @@ class KVCache:
         self._together = together
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
-        self._release()
+        self._pool: Tensor | None = None  # [layers, keys and values, batch, kv_heads, capacity, head_dim]
+        self._loose: list[int] = []  # layers with buffers of their own
 
     @property
     def layer_count(self) -> int:
@@ -94,9 +95,7 @@ class KVCache:
     def _release(self) -> None:
         self._keys = [None] * len(self._keys)
         self._values = [None] * len(self._values)
-        self._pool: Tensor | None = None  # [layers, keys and values, batch, kv_heads, capacity, head_dim]
-        self._loose: list[int] = []
-        """Layers with buffers of their own."""
+        self._pool, self._loose = None, []
 
     def _make(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Buffers for a layer: its part of the pool, which the first layer makes, if it is like that one."""

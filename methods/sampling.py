@@ -103,9 +103,9 @@ def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
         return logits.argmax(-1)
     if logits.itemsize < 4:
         if logits.dim() == 2 and logits.shape[0] > _WIDENED:
-            return torch.cat([greedy(some) for some in logits.split(_WIDENED)])
+            return torch.cat([greedy(some) for some in torch.split(logits, _WIDENED)])
         logits = logits.float()
-    runs = logits.unflatten(-1, (-1, _RUN))
+    runs = logits.reshape(*logits.shape[:-1], -1, _RUN)
     run = runs.amax(-1).argmax(-1, keepdim=True)
     place = runs.gather(-2, run[..., None].expand(*run.shape, _RUN)).squeeze(-2).argmax(-1)
     return run.squeeze(-1) * _RUN + place
@@ -207,7 +207,7 @@ def top(scores: Float[Tensor, "*n width"], k: int) -> tuple[Float[Tensor, "*n k"
     """
     if not _divides(scores.shape[-1]) or k * _RUN >= scores.shape[-1]:
         return _ranked(scores, k)
-    runs = scores.float().unflatten(-1, (-1, _RUN))
+    runs = scores.float().reshape(*scores.shape[:-1], -1, _RUN)
     best = _ranked(runs.amax(-1), k)[1].sort(-1).values  # ascending, so that places keep the order of indices
     values, place = _ranked(runs.gather(-2, best[..., None].expand(*best.shape, _RUN)).flatten(-2), k)
     return values, best.gather(-1, place // _RUN) * _RUN + place % _RUN
