@@ -1,8 +1,9 @@
 """How fast this machine copies and multiplies: measured once, kept in the user's cache by kind of machine and dtype.
 
 A bound on decoding needs two numbers, and a data sheet knows them for a GPU at best. Each is the best of a few tries on
-operands too large for a cache; one taken on a busy machine is too low, and stays until its file is removed
-(``speeds.json`` in ``DRAFTBENCH_CACHE``, default ``~/.cache/draftbench``). Torch loads only to measure.
+operands too large for a cache, on a CPU by the process's own time where that is less (others' work does not count). One
+taken on a busy machine is still too low, and stays until its file is removed (``speeds.json`` in ``DRAFTBENCH_CACHE``,
+default ``~/.cache/draftbench``). Torch loads only to measure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from bench import hardware
 from bench.records import write_atomically
-from bench.timing import now_ns, wall_time
+from bench.timing import cpu_ns, now_ns, wall_time
 from methods.paths import cache_folder
 
 _COPIED = 2**28
@@ -65,11 +66,12 @@ def _measure(dtype: str) -> Speeds:
         while len(taken) <= _TRIES and (len(taken) < 2 or sum(taken) < _ENOUGH_NS):
             if on_gpu:
                 torch.cuda.synchronize()
-            start = now_ns()
+            start, start_cpu = now_ns(), cpu_ns()
             work()
             if on_gpu:
                 torch.cuda.synchronize()
-            taken.append(now_ns() - start)
+            wall, cpu = now_ns() - start, (cpu_ns() - start_cpu) // torch.get_num_threads()
+            taken.append(wall if on_gpu else min(wall, max(cpu, 1)))
         return min(taken[1:]) / 1e9
 
     with torch.inference_mode():
