@@ -9,8 +9,8 @@ bootstrap interval) and writes them with every timing to results/bench/generate-
     python scripts/bench_generate.py --per-task 4 --dtype bfloat16 --runtime fused
     python scripts/bench_generate.py --pairs sps --draft FOLDER --gamma 3
 
-Without ``--draft`` the draft is the target's own first layers with its norm and head: it drafts badly, which is the
-same on both sides, and needs no training.
+Without ``--draft`` the draft is the one that came with the model; ``--draft-layers N`` takes the target's own first N
+layers with its norm and head instead, which draft badly on both sides alike.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
         "runtime": options.runtime,
         "tokens": options.tokens,
         "gamma": options.gamma,
-        "draft": "given" if options.draft else f"the target's first {options.draft_layers} layers",
+        "draft": _draft_name(options),
         "ratios": {f"{ours} / {PAIRS[ours]}": _ratio(runs, ours, PAIRS[ours]) for ours in options.pairs},
         "runs": runs,
     }
@@ -111,8 +111,12 @@ def _arms(loaded: Loaded, options: argparse.Namespace) -> dict[str, Arm]:
         arms |= {"pld": ours(methods.load("pld", LOOKUP, target)), PAIRS["pld"]: theirs(**lookup)}
     if "sps" in options.pairs:
         with tempfile.TemporaryDirectory() as folder:
-            weights = options.draft or first_layers(target, options.draft_layers, Path(folder))
-            knobs = {"weights": str(weights), "num_draft": options.gamma, "schedule": "constant"}
+            weights: Any = options.draft
+            if options.draft_layers:
+                weights = str(first_layers(target, options.draft_layers, Path(folder)))
+            elif not weights:
+                weights = setup_of_task("smollm2_135m", TASKS[0], method="sps").methods["sps"]["weights"]
+            knobs = {"weights": weights, "num_draft": options.gamma, "schedule": "constant"}
             drafter: Any = methods.load("sps", knobs, target, loaded.tokenizer)
         arms |= {"sps": ours(drafter), PAIRS["sps"]: theirs(assistant_model=_assistant(drafter, options.gamma))}
     return arms
@@ -130,6 +134,12 @@ def first_layers(target: Target, layers: int, folder: Path) -> Path:
     shape = {"num_hidden_layers": layers, "intermediate_size": target.config.intermediate_size}
     (folder / "config.json").write_text(json.dumps({**shape, "shares_embedding": True}))
     return folder
+
+
+def _draft_name(options: argparse.Namespace) -> str:
+    if options.draft_layers:
+        return f"the target's first {options.draft_layers} layers"
+    return "given" if options.draft else "shipped"
 
 
 def _assistant(drafter: Any, gamma: int) -> Any:
@@ -175,8 +185,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runtime", default="hf", choices=RUNTIMES, help="of our arms")
     parser.add_argument("--pairs", nargs="+", default=list(PAIRS), choices=list(PAIRS))
     parser.add_argument("--gamma", type=int, default=5, help="tokens drafted a cycle by sps and by the assistant")
-    parser.add_argument("--draft", help="sps's draft: a folder; default: the target's own first layers")
-    parser.add_argument("--draft-layers", type=int, default=2, help="how many of them")
+    parser.add_argument("--draft", help="sps's draft: a folder; default: the shipped one")
+    parser.add_argument("--draft-layers", type=int, default=0, help="instead: so many of the target's first layers")
     return parser.parse_args()
 
 
