@@ -10,7 +10,7 @@ bounds only: nothing here decides a table.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench import sizes
@@ -18,20 +18,10 @@ from bench.config import registered
 from bench.machine import Speeds
 from bench.plan import VANILLA, Cell
 from bench.sizes import BYTES, Size
-from methods.static_trees import paths
+from methods.work import Work, work
 
 _CONTEXT = 512
 """Tokens in the cache, before a run has told."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """A cycle: ``rows`` of the target's forward, and ``passes`` of a draft that reads ``elements`` for so many rows."""
-
-    rows: float
-    passes: int = 0
-    pass_rows: float = 0.0
-    elements: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,11 +33,11 @@ class Bound:
     seconds: float
 
 
-def bound(work: Work, size: Size, element: int, speeds: Speeds, context: float) -> Bound:
+def bound(cycle: Work, size: Size, element: int, speeds: Speeds, context: float) -> Bound:
     """The least a cycle can take; each forward is bound by whichever is slower."""
     forwards = [
-        (1, work.rows, size.read, size.cache_elements * context),
-        (work.passes, work.pass_rows, work.elements, 0.0),
+        (1, cycle.rows, size.read, size.cache_elements * context),
+        (cycle.passes, cycle.pass_rows, cycle.elements, 0.0),
     ]
     total = [0.0, 0.0, 0.0]
     for count, rows, weights, cached in forwards:
@@ -60,48 +50,8 @@ def bound(work: Work, size: Size, element: int, speeds: Speeds, context: float) 
 
 def work_of(name: str, knobs: dict[str, Any], size: Size) -> Work | None:
     """A cycle of a method at its settings, at most; None where the method, its head or a setting is not known."""
-    try:
-        return _work_of(registered(name), knobs, size)
-    except KeyError:
-        return None
-
-
-def _work_of(name: str, knobs: dict[str, Any], size: Size) -> Work | None:
     head = sizes.of_head(knobs["weights"]) if knobs.get("weights") else None
-    match name:
-        case "vanilla":
-            return Work(1)
-        case "pld":
-            return Work(knobs["num_draft"] + 1)
-        case "lookahead":
-            return Work(knobs["guesses"] * (knobs["ngram"] - 1) + (knobs["ngram"] - 1) * knobs["window"])
-    if head is None:
-        return None
-    vocab = knobs.get("draft_vocab") or size.vocab
-    output = vocab * size.hidden
-    own = head if head >= output else head + output  # a small file has no output matrix: it shares the target's
-    match name:
-        case "sps":
-            return Work(knobs["num_draft"] + 1, knobs["num_draft"], 1, own)
-        case "medusa":
-            return Work(len(paths(knobs["tree"])) + 1, 1, 1, own)
-        case "hydra":
-            depth, inner = _levels(knobs["tree"])
-            return Work(len(paths(knobs["tree"])) + 1, depth, inner / depth, own / depth + (own - head))
-        case "eagle":
-            depth, inner = _levels(knobs["tree"])
-            return Work(len(paths(knobs["tree"])) + 1, depth, inner / depth, head + output)
-        case "eagle2":
-            k, depth = knobs["top_k"], knobs["depth"]
-            nodes = min(knobs["total_tokens"], k + (depth - 1) * k**2) if knobs["rerank"] else k * depth
-            return Work(nodes + 1, depth, k, head + output)
-    return None
-
-
-def _levels(tree: str) -> tuple[int, int]:
-    """Depth, and nodes that have children, the root among them."""
-    nodes = paths(tree)
-    return max(map(len, nodes)), len({path[:-1] for path in nodes})
+    return work(registered(name), knobs, head, size.vocab, size.hidden)
 
 
 def before(cell: Cell, speeds: Speeds) -> list[str]:
@@ -117,10 +67,10 @@ def before(cell: Cell, speeds: Speeds) -> list[str]:
         f"{speeds.multiply / 1e9:.3g} Gflop/s, measured {speeds.taken[:10]})"
     ]
     for name, knobs in cell.methods.items():
-        if work := work_of(name, knobs, size):
-            cycle = bound(work, size, element, speeds, _CONTEXT)
+        if asked := work_of(name, knobs, size):
+            cycle = bound(asked, size, element, speeds, _CONTEXT)
             lines.append(
-                f"  {name}: {work.rows:.0f} rows and {work.passes} draft forwards, {cycle.read / 1e9:.2f} GB and "
+                f"  {name}: {asked.rows:.0f} rows and {asked.passes} draft forwards, {cycle.read / 1e9:.2f} GB and "
                 f"{cycle.operations / 1e9:.3g} Gflop a cycle, at least {cycle.seconds * 1e3:.3g} ms: pays from tau "
                 f"{cycle.seconds / token.seconds:.2f}"
             )
@@ -136,11 +86,10 @@ def after(cell: Cell, blocks: Iterable[dict[str, Any]], speeds: Speeds) -> list[
     base = measured[VANILLA]
     token = bound(Work(1), size, element, speeds, base.context)
     for name, found in measured.items():
-        work = work_of(name, cell.methods.get(name, {}), size)
-        if work is None:
+        asked = work_of(name, cell.methods.get(name, {}), size)
+        if asked is None:
             continue
-        drafted = Work(found.rows, work.passes, work.pass_rows, work.elements)
-        cycle = bound(drafted, size, element, speeds, found.context)
+        cycle = bound(replace(asked, rows=found.rows), size, element, speeds, found.context)
         line = f"  {name}: {found.seconds * 1e3:.3g} ms a cycle, bound {cycle.seconds * 1e3:.3g} ms: "
         line += f"{100 * cycle.seconds / found.seconds:.0f} % reached"
         if name != VANILLA:

@@ -11,10 +11,10 @@ from bench_support import block, cell, turn
 
 import methods
 from bench import cost_card, machine, sizes
-from bench.cost_card import Work
 from bench.machine import Speeds
 from bench.sizes import Size
 from methods.target import Target
+from methods.work import Work
 
 SIZE = Size(parameters=1000, cache_elements=10, vocab=20, hidden=5, tied=False)
 SPEEDS = Speeds(copy=100.0, multiply=1000.0, taken="2026-01-01")
