@@ -78,9 +78,11 @@ coverage: $(STAMP) ## How often a 95 % interval holds the truth, on simulated qu
 	@echo "simulating"
 	$(BIN)/python scripts/coverage.py $(ARGS)
 
-bench: $(STAMP) ## Measure our loop against transformers' generate, interleaved
-	@echo "measuring against transformers' generate"
-	$(BIN)/python scripts/bench_generate.py $(ARGS)
+bench: $(STAMP) ## Our loop against transformers' generate; what a cycle costs; each piece (ARGS="--runtime hf")
+	@echo "measuring against transformers' generate, then cycles, then pieces (half an hour on two cores)"
+	$(BIN)/python scripts/bench_generate.py --runtime fused $(ARGS)
+	$(BIN)/python scripts/bench_cycle.py --runtime fused $(ARGS)
+	$(BIN)/python scripts/bench_parts.py
 
 clean: ## Remove .venv and caches; records and tables stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

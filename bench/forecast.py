@@ -2,8 +2,9 @@
 
 Hours come from records of the same kind of device, if there are any: of the cell itself, else of another cell of its
 model. Else from a roofline: at batch 1 a forward reads every weight once, so a token of vanilla takes weights /
-(bandwidth x ``REACHED``), every turn is as long as allowed, and a method is taken to be as slow as vanilla. That is an
-upper bound in tokens and speed alike. Loading, warm-up and audit are not in it.
+(bandwidth x ``REACHED``), the bandwidth being a GPU's by its data sheet or this CPU's as measured; every turn is as
+long as allowed, and a method is taken to be as slow as vanilla. That is an upper bound in tokens and speed alike.
+Loading, warm-up and audit are not in it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench import gpus, hardware, sizes
+from bench import gpus, hardware, machine, sizes
 from bench.config import Plan
 from bench.gpus import Gpu
 from bench.plan import VANILLA, Cell
@@ -124,12 +125,17 @@ def pace(store: Store, where: Device, basis: str) -> Pace | None:
 
 
 def roofline(cell: Cell, where: Device) -> Pace | None:
-    """The bound from bandwidth alone; None without a known GPU or size."""
+    """The bound from bandwidth alone, on a CPU the measured one; None without a known GPU or size."""
     size = sizes.of_target(cell.model)
-    if where.gpu is None or where.gpu.bandwidth is None or size is None:
+    if size is None or (where.gpu is not None and where.gpu.bandwidth is None):
         return None
-    seconds = size.parameters * BYTES[cell.model.dtype] / (where.gpu.bandwidth * REACHED)
-    return Pace({VANILLA: seconds}, cell.decode.max_new_tokens, f"at most, roofline {where.gpu.name}")
+    if where.gpu is None:
+        bandwidth, name = machine.speeds(cell.model.dtype).copy, "measured here"
+    else:
+        assert where.gpu.bandwidth is not None
+        bandwidth, name = where.gpu.bandwidth, where.gpu.name
+    seconds = size.parameters * BYTES[cell.model.dtype] / (bandwidth * REACHED)
+    return Pace({VANILLA: seconds}, cell.decode.max_new_tokens, f"at most, roofline {name}")
 
 
 def hours(cell: Cell, turns: Mapping[tuple[str, ...], int], pace: Pace) -> float:

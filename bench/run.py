@@ -93,6 +93,7 @@ def _run(config: DictConfig) -> int:
         from bench.session import Session  # torch loads only now
 
         failed = bool(Session().run(todo, results))
+        overview.cards(todo, results)
     if plan.index is not None:  # the table is of all tasks: bench.report, or the command that submitted them
         print(json.dumps({"cell": mine[0].name, "failed": failed}))
         return 1 if failed else 0

@@ -24,10 +24,18 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 @dataclass(frozen=True)
 class Size:
-    """A target in numbers: parameters, and elements of the KV cache per token."""
+    """A target in numbers: parameters, elements of the KV cache per token, and the output head's two sides."""
 
     parameters: int
     cache_elements: int
+    vocab: int
+    hidden: int
+    tied: bool
+
+    @property
+    def read(self) -> int:
+        """Weights that a forward reads: all, but the rows of an embedding that is no output head too."""
+        return self.parameters - (0 if self.tied else self.vocab * self.hidden)
 
 
 def of_target(model: Model) -> Size | None:
@@ -37,7 +45,8 @@ def of_target(model: Model) -> Size | None:
         return found
     if model.kind == "folder" or not (known := _listed().get(model.id)):
         return None
-    return Size(known["parameters"], 2 * known["layers"] * known["kv_heads"] * known["head_dim"])
+    cached = 2 * known["layers"] * known["kv_heads"] * known["head_dim"]
+    return Size(known["parameters"], cached, known["vocab"], known["hidden"], bool(known.get("tied")))
 
 
 def of_head(weights: Any) -> int | None:
@@ -84,7 +93,9 @@ def _of_folder(folder: Path) -> Size | None:
     if not parameters or not heads:
         return None
     dim = config.get("head_dim") or config["hidden_size"] // heads
-    return Size(parameters, 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * dim)
+    cached = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * dim
+    tied = bool(config.get("tie_word_embeddings"))
+    return Size(parameters, cached, config["vocab_size"], config["hidden_size"], tied)
 
 
 @cache

@@ -22,17 +22,21 @@ class KVCache:
 
     Decoding has batch 1; training reads and writes many texts at once, all of one length. Buffers are made at the
     first ``update``, from what the layer itself hands over: that settles the batch, the number of KV heads (GQA), the
-    head size, the dtype and the device (``device_map``) without reading any config.
+    head size, the dtype and the device without reading any config. With ``together`` (all layers on one device) they
+    are views of one pool, so that a path of a tree is kept by one gather; a layer of another shape gets its own.
     """
 
     is_compileable = False
     layers: tuple[()] = ()
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, *, together: bool = True) -> None:
         self.length = 0
         self.capacity = 0
+        self._together = together
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
+        self._pool: Tensor | None = None  # [layers, keys and values, batch, kv_heads, capacity, head_dim]
+        self._loose: list[int] = []  # layers with buffers of their own
 
     @property
     def layer_count(self) -> int:
@@ -43,8 +47,7 @@ class KVCache:
         self.length = 0
         if capacity > self.capacity:
             self.capacity = -(-capacity // _GRAIN) * _GRAIN
-            self._keys = [None] * len(self._keys)
-            self._values = [None] * len(self._values)
+            self._release()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -59,9 +62,9 @@ class KVCache:
             raise IndexError(f"cache of {self.capacity} rows cannot take rows up to {end}")
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if keys is None or values is None or keys.shape[0] != key_states.shape[0]:
-            shape = (key_states.shape[0], key_states.shape[1], self.capacity, key_states.shape[3])
-            keys = self._keys[layer_idx] = key_states.new_empty(shape)
-            values = self._values[layer_idx] = value_states.new_empty((*shape[:3], value_states.shape[3]))
+            if keys is not None:
+                self._release()  # another batch
+            keys, values = self._make(key_states, value_states, layer_idx)
         keys[:, :, self.length : end] = key_states
         values[:, :, self.length : end] = value_states
         return keys[:, :, :end], values[:, :, :end]
@@ -71,13 +74,14 @@ class KVCache:
         kept = len(rows)
         if rows[-1] != kept - 1:
             source: dict[torch.device, Tensor] = {}  # one upload per device, not one per layer
-            for buffer in (*self._keys, *self._values):
+            pool = [] if self._pool is None else [self._pool]
+            for buffer in (*pool, *(b for layer in self._loose for b in (self._keys[layer], self._values[layer]))):
                 assert buffer is not None
                 if buffer.device not in source:
                     source[buffer.device] = torch.tensor(rows, device=buffer.device) + self.length
                 # A gather makes its own copy first, so source and destination may overlap.
-                kept_rows = buffer.index_select(2, source[buffer.device])
-                buffer[:, :, self.length : self.length + kept] = kept_rows
+                kept_rows = buffer.index_select(-2, source[buffer.device])
+                buffer[..., self.length : self.length + kept, :] = kept_rows
         self.length += kept
 
     def select(self, texts: Tensor) -> None:
@@ -86,6 +90,28 @@ class KVCache:
             for layer, buffer in enumerate(buffers):
                 assert buffer is not None
                 buffers[layer] = buffer.index_select(0, texts.to(buffer.device))
+        self._pool, self._loose = None, list(range(len(self._keys)))
+
+    def _release(self) -> None:
+        self._keys = [None] * len(self._keys)
+        self._values = [None] * len(self._values)
+        self._pool, self._loose = None, []
+
+    def _make(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Buffers for a layer: its part of the pool, which the first layer makes, if it is like that one."""
+        batch, heads, _, dim = key_states.shape
+        shape = (batch, heads, self.capacity, dim)
+        alike = value_states.shape == key_states.shape
+        if self._pool is None and self._together and alike and not self._loose:
+            self._pool = key_states.new_empty(len(self._keys), 2, *shape)
+        pool = self._pool
+        if pool is not None and alike and (pool.shape[2:], pool.dtype) == (shape, key_states.dtype):
+            keys, values = pool[layer].unbind(0)
+        else:
+            keys, values = key_states.new_empty(shape), value_states.new_empty((*shape[:3], value_states.shape[3]))
+            self._loose.append(layer)
+        self._keys[layer], self._values[layer] = keys, values
+        return keys, values
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """The committed keys and values of a layer, each ``[kv_heads, length, head_dim]``."""

@@ -50,6 +50,11 @@ class Eagle:
         parents = parents_of_paths(nodes)
         self._tree = from_list(parents, self._device)
         self._levels = inner_levels(parents, self._device)
+        self._seen: list[Tensor] = []  # of each level, which draft rows so far its nodes see
+        drafted: list[int] = []
+        for depth, level in enumerate(self._levels):
+            drafted += level.inner if depth else []
+            self._seen.append(self._tree.mask[level.inner][:, drafted])
         self.max_rows = len(parents)
 
     @staticmethod
@@ -64,15 +69,12 @@ class Eagle:
         tokens = torch.full((self.max_rows,), context.ids[-1], device=self._device)
         features = feature.new_zeros(self.max_rows, feature.shape[1])
         qs, q_nodes = [], []
-        drafted: list[int] = []
         for depth, level in enumerate(self._levels):
             if depth:
-                drafted += level.inner
-                seen = self._tree.mask[level.inner][:, drafted]
-                feature = self._head.extend(tokens[level.inner], features[level.inner], seen)
+                feature = self._head.extend(tokens[level.nodes], features[level.nodes], self._seen[depth])
             logits = self._head.draft.logits(feature)
             if context.sampling.greedy:
-                drawn = self._head.draft.tokens(top(logits.float(), level.width)[1])
+                drawn = self._head.draft.tokens(top(logits, level.width)[1])
             else:
                 q = distribution(self._head.draft.spread(logits), context.sampling)
                 drawn = self._draw(q, context, depth, level.width)

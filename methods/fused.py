@@ -28,6 +28,8 @@ from methods.errors import ConfigError
 
 FAMILIES = ("Llama", "Qwen2", "Mistral")
 _GRAIN = 256
+_SHAPES = 64
+"""Masks kept: more shapes than any method has, but lookahead, whose trie is of any size."""
 
 Product = Callable[[Tensor], Tensor]
 """``x -> x W^T + b`` for ``x`` [rows, in]."""
@@ -121,23 +123,27 @@ class _Layer:
 class _Mask:
     """Zeros over the text and, over the newest keys, what a draft's rows may not see: added to the scores.
 
-    A buffer's view from the right is the mask of any text that fits, so it is written once a tree, not once a cycle.
+    A buffer's view from the right is the mask of any text that fits, so it is written once a tree, not once a cycle;
+    of a tree that changes only the corner is written. A head drafts level by level: each shape has a buffer.
     """
 
     def __init__(self, share: int) -> None:
         self._share = share
-        self._buffer, self._tail = torch.empty(0, 0), torch.empty(0, 0)
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
 
     def __call__(self, tail: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-        rows, room = tail.shape[0] * self._share, self._buffer.shape[1]
-        if tail.shape != self._tail.shape or length > room:
-            room = max(room, -(-length // _GRAIN) * _GRAIN)
-            self._buffer, self._tail = torch.zeros(rows, room, dtype=dtype, device=tail.device), torch.empty(0, 0)
-        if tail is not self._tail:
+        shape = (tail.shape[0], tail.shape[1])
+        buffer, written = self._kept.get(shape, (None, None))
+        if buffer is None or length > buffer.shape[1]:
+            if len(self._kept) >= _SHAPES:
+                self._kept.clear()
+            room = -(-length // _GRAIN) * _GRAIN
+            buffer, written = torch.zeros(shape[0] * self._share, room, dtype=dtype, device=tail.device), None
+        if tail is not written:
             hidden = torch.zeros_like(tail, dtype=dtype).masked_fill_(~tail, -torch.inf)
-            self._buffer[:, room - tail.shape[1] :] = hidden.repeat_interleave(self._share, 0)
-            self._tail = tail
-        return self._buffer[:, room - length :]
+            buffer[:, buffer.shape[1] - shape[1] :] = hidden.repeat_interleave(self._share, 0)
+            self._kept[shape] = buffer, tail
+        return buffer[:, buffer.shape[1] - length :]
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> Product:

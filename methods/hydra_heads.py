@@ -88,13 +88,10 @@ class Hydra:
         rows = self._prefix(self._new_rows) if self._prefix else self._new_rows
         tokens = torch.full((self.max_rows,), context.ids[-1], device=self._device)
         inputs: Tensor = torch.cat([rows[-1:], self._embed(tokens[:1])], 1)
-        of_node = {0: 0}  # node -> its row of ``inputs``
         for depth, level in enumerate(self._levels):
             if depth:
-                grown = torch.tensor([of_node[level.parent[node]] for node in level.inner], device=self._device)
-                inputs = torch.cat([inputs[grown], self._embed(tokens[level.inner])], 1)
-                of_node = {node: row for row, node in enumerate(level.inner)}
-            ranked = self._draft.tokens(top(self._heads[depth](inputs).float(), level.width)[1])
+                inputs = torch.cat([inputs[level.above], self._embed(tokens[level.nodes])], 1)
+            ranked = self._draft.tokens(top(self._heads[depth](inputs), level.width)[1])
             tokens[level.children] = ranked[level.row, level.rank]
         return Draft(tokens, self._tree)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from methods.base import ConfigError, Context, Draft, Outcome, Prefill, Request
 from methods.target import Target
-from methods.tree import from_list
+from methods.tree import Tree, from_list
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,14 @@ class Lookahead:
         longest = min(self._config.ngram - 1 - self._config.parity_cap, context.remaining - 1)
         guesses = [guess[:longest] for guess in self._pool.get(root)] if self._full else []
         parents, guessed = _trie(guesses)
-        tree = from_list(parents, self._device)
-
         levels, columns = len(self._grid), len(self._grid[0])
-        cells, window_mask, offsets = _window(levels, columns, self._device)
+        cells, tree, mask, offsets = _layout(tuple(parents), levels, columns, self._device)
         tokens = [root, *guessed, *(self._grid[level][column] for level, column in cells)]
-        mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool, device=self._device)
-        mask[: tree.size, : tree.size] = tree.mask
-        mask[tree.size :, tree.size :] = window_mask
-        mask[:, 0] = True
         return Draft(
             torch.tensor(tokens, device=self._device),
             tree,
             mask=mask,
-            offsets=torch.cat([tree.depths, offsets]),
+            offsets=offsets,
             logit_rows=tree.size + columns - (levels == 1),
         )
 
@@ -123,6 +117,21 @@ class Lookahead:
         count = self._config.window + self._config.ngram - 2
         uniforms = context.draws.uniform("window", torch.arange(count)).tolist()
         return [self._prompt[int(u * len(self._prompt))] for u in uniforms]
+
+
+@lru_cache(maxsize=256)
+def _layout(
+    parents: tuple[int, ...], levels: int, columns: int, device: torch.device
+) -> tuple[list[tuple[int, int]], Tree, Bool[Tensor, "rows rows"], Tensor]:
+    """The window's cells; the guesses' tree; mask and offsets of both: kept, since most shapes come again."""
+    tree = from_list(parents, device)
+    cells, window_mask, offsets = _window(levels, columns, device)
+    rows = tree.size + len(cells)
+    mask = torch.zeros(rows, rows, dtype=torch.bool, device=device)
+    mask[: tree.size, : tree.size] = tree.mask
+    mask[tree.size :, tree.size :] = window_mask
+    mask[:, 0] = True
+    return cells, tree, mask, torch.cat([tree.depths, offsets])
 
 
 @lru_cache(maxsize=64)

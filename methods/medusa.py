@@ -75,7 +75,7 @@ class Medusa:
         self._hidden = prefill.hidden[-1:]
 
     def propose(self, context: Context) -> Draft:
-        ranked = self._draft.tokens(top(self._logits().float(), self._width)[1])
+        ranked = self._draft.tokens(top(self._logits(), self._width)[1])
         root = ranked.new_full((1,), context.ids[-1])
         return Draft(torch.cat([root, ranked[self._head_of, self._rank_of]]), self._tree)
 

@@ -58,7 +58,7 @@ class Target:
         self.vocab = int(self._head.weight.shape[0])
         self.hidden = int(config.hidden_size)
         self.context = _context(config, context)
-        self.cache = KVCache(int(config.num_hidden_layers))
+        self.cache = self._new_cache()
         # SDPA takes a boolean mask as it is; eager attention adds whatever it is given to the scores.
         self._adds_mask = config._attn_implementation == "eager"
         self._check_head()
@@ -128,7 +128,7 @@ class Target:
 
     def begin_batch(self, capacity: int) -> None:
         """Forget everything and make room for many texts of ``capacity`` tokens each, all of one length at any time."""
-        self.cache = KVCache(self.cache.layer_count)
+        self.cache = self._new_cache()
         self.cache.reset(capacity)
 
     @torch.inference_mode()
@@ -150,6 +150,10 @@ class Target:
     def layers(self, layers: Sequence[Any], rotary: Any, norm: Any = None) -> Layers:
         """A stack of decoder layers as this runtime drives them: draft heads have some of their own."""
         return (Fused if self.runtime == "fused" else Stock)(layers, rotary, norm)
+
+    def _new_cache(self) -> KVCache:
+        devices = {weight.device for weight in self._base.parameters()}
+        return KVCache(int(self.model.config.num_hidden_layers), together=len(devices) == 1)
 
     def _read(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Rows behind the cached text: [rows] in, [rows, hidden] out."""

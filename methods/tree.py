@@ -95,11 +95,13 @@ def parents_of_paths(paths: Sequence[tuple[int, ...]]) -> list[int]:
 class Level:
     """The inner nodes of one depth and their children: ``children[i]`` has rank ``rank[i]`` under ``inner[row[i]]``.
 
-    ``parent`` maps each inner node to its own parent; ``width`` is the largest number of children.
+    ``nodes`` is ``inner`` on the device; ``above[i]`` is the place of inner node i's parent among the inner nodes of
+    the level before; ``width`` is the largest number of children.
     """
 
     inner: list[int]
-    parent: dict[int, int]
+    nodes: Int[Tensor, "inner"]
+    above: Int[Tensor, "inner"]
     children: Int[Tensor, "children"]
     row: Int[Tensor, "children"]
     rank: Int[Tensor, "children"]
@@ -111,12 +113,14 @@ def inner_levels(parents: Sequence[int], device: torch.device) -> list[Level]:
     depths = [0] * len(parents)
     for node in range(1, len(parents)):
         depths[node] = depths[parents[node]] + 1
-    levels = []
+    levels: list[Level] = []
     for depth in range(1, max(depths) + 1):
         children = [node for node in range(1, len(parents)) if depths[node] == depth]
         inner = sorted({parents[node] for node in children})
         rows = [inner.index(parents[node]) for node in children]
         ranks = [rows[:i].count(row) for i, row in enumerate(rows)]
+        above = [levels[-1].inner.index(parents[node]) for node in inner] if levels else [0]
         child, row, rank = torch.tensor([children, rows, ranks], device=device)
-        levels.append(Level(inner, {node: parents[node] for node in inner}, child, row, rank, max(ranks) + 1))
+        nodes, place = torch.tensor([inner, above], device=device)
+        levels.append(Level(inner, nodes, place, child, row, rank, max(ranks) + 1))
     return levels

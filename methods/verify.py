@@ -42,6 +42,8 @@ def _match(draft: Draft, logits: Float[Tensor, "nodes vocab"], context: Context)
     tree, first = draft.tree, context.root_position + 1
     reached = range(first, first + tree.height + 1)
     drawn = target_tokens(logits, context.sampling, context.draws, reached, tree.depths)
+    if tree.size == 1:
+        return [0], int(drawn)
     tokens, parents = draft.tokens[: tree.size], tree.parents
     hit = tokens == drawn[parents]
     hit[0] = False

@@ -108,10 +108,11 @@ def setup_of_task(model: str, task: str, count: int | None = None, method: str =
         return setup_of(compose("config", overrides=overrides))
 
 
-def load_target(setup: Setup, dtype: str) -> Loaded:
-    """The model of a configuration, in a dtype of choice."""
+def load_target(setup: Setup, dtype: str, runtime: str = "hf") -> Loaded:
+    """The model of a configuration, in a dtype and on a runtime of choice."""
     model = setup.model
-    return load_model(Source(model.kind, model.id, model.revision, model.file, model.sha256), dtype=dtype)
+    source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
+    return load_model(source, dtype=dtype, runtime=runtime)
 
 
 def _drafter(name: str, options: argparse.Namespace, loaded: Loaded) -> Drafter:

@@ -10,17 +10,26 @@ from torch import Tensor
 
 from methods.cache import KVCache
 
-LAYERS, HEADS, KEY_DIM, VALUE_DIM = 3, 2, 4, 5
+LAYERS, HEADS = 3, 2
 
 
-def fresh_rows(count: int, random: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+SHAPES = {
+    "alike": [(4, 4), (4, 4), (4, 4)],
+    "the last differs": [(4, 4), (4, 4), (4, 5)],
+    "the first differs": [(4, 5), (4, 4), (4, 4)],
+    "in key size": [(4, 4), (6, 6), (4, 4)],
+}
+"""Head size of keys and values, layer by layer."""
+
+
+def fresh_rows(count: int, random: torch.Generator, shapes: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
     """New keys and values of one forward, a pair per layer."""
     return [
         (
-            torch.randn(1, HEADS, count, KEY_DIM, generator=random),
-            torch.randn(1, HEADS, count, VALUE_DIM, generator=random),
+            torch.randn(1, HEADS, count, key_dim, generator=random),
+            torch.randn(1, HEADS, count, value_dim, generator=random),
         )
-        for _ in range(LAYERS)
+        for key_dim, value_dim in shapes
     ]
 
 
@@ -35,14 +44,16 @@ def forwards(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     return plan
 
 
-@given(forwards(), st.integers(0, 99))
-def test_the_cache_is_the_list_of_all_rows_ever_kept(plan: list[tuple[int, list[int]]], seed: int) -> None:
+@given(forwards(), st.integers(0, 99), st.sampled_from(list(SHAPES)), st.booleans())
+def test_the_cache_is_the_list_of_all_rows_ever_kept(
+    plan: list[tuple[int, list[int]]], seed: int, shapes: str, together: bool
+) -> None:
     random = torch.Generator().manual_seed(seed)
-    cache = KVCache(LAYERS)
+    cache = KVCache(LAYERS, together=together)
     cache.reset(60)
     kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(LAYERS)]
     for rows, path in plan:
-        new = fresh_rows(rows, random)
+        new = fresh_rows(rows, random, SHAPES[shapes])
         for layer, (keys, values) in enumerate(new):
             seen_keys, seen_values = cache.update(keys, values, layer)
             pairs = [*kept[layer], *((keys[0, :, row], values[0, :, row]) for row in range(rows))]

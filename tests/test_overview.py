@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bench_support import block, cell, turn
 
-from bench import forecast, gpus, hardware, overview, plan, sizes
+from bench import forecast, gpus, hardware, machine, overview, plan, sizes
 from bench.config import Plan
 from bench.plan import Cell, Question
 from bench.records import Store
@@ -26,6 +26,7 @@ H100 = Plan(dry_run=True, status=False, gpu="h100", gpus=1)
 def no_models_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hardware, "_gpus", list)
+    monkeypatch.setattr(machine, "speeds", lambda dtype: machine.Speeds(20e9, 1e12, "2026-01-01"))
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], dict[str, Any]]:
@@ -68,6 +69,22 @@ def test_a_plan_without_records_rests_on_the_roofline_and_says_so(
         "cells": 1, "blocks_to_run": 2, "hours": round(hours, 2), "cells_unpriced": 0, "download_gb": 13.5,
         "device": "1 x h100", "does_not_fit": [],
     }  # fmt: skip
+
+
+def test_on_a_cpu_without_records_the_measured_bandwidth_stands_in_and_a_card_goes_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = cell(model=VICUNA, methods={"pld": {"num_draft": 10}})
+    overview.price([one, replace(one)], tmp_path, replace(H100, gpu=None))
+    out, err = capsys.readouterr()
+    hours = 3 * 32 * 2 * (2 * 6_738_415_616 / (0.6 * 20e9)) / 3600
+    assert f"{hours:.3g} machine-hours (at most, roofline measured here)" in out
+    # A token reads 13.2 GB of weights (all but the embedding) and 512 tokens of 0.52 MB; 11 rows multiply as long.
+    read = 2 * (6_738_415_616 - 131_072_000 + 512 * 2 * 32 * 32 * 128)
+    first, second = err.splitlines()
+    assert f"a token reads {read / 1e9:.2f} GB, at least {read / 20e9 * 1e3:.3g} ms here" in first
+    assert second.startswith("  pld: 11 rows and 0 draft forwards, 13.48 GB and 145 Gflop a cycle")
+    assert second.endswith("pays from tau 1.00")
 
 
 @pytest.mark.parametrize(

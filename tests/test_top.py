@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.sampling import top
+from methods.sampling import greedy, top
 
 AWKWARD = [-math.inf, -1e30, -1.5, -1e-40, -0.0, 0.0, 1e-40, 1.5, 2.0]
 
@@ -20,6 +20,23 @@ def test_the_top_scores_are_those_of_a_stable_sort(scores: list[float], data: st
     for row, found, kept in zip((scores, scores[::-1]), index.tolist(), values.tolist(), strict=True):
         assert found == sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
         assert kept == [torch.tensor(row)[i].item() for i in found]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 20), st.sampled_from([torch.float32, torch.bfloat16]), st.data())
+def test_a_wide_row_read_in_runs_has_the_top_of_a_stable_sort(
+    seed: int, k: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    width = data.draw(st.sampled_from([1024, 2560, 2561]))
+    levels = data.draw(st.sampled_from([1, 2, 5, 10_000]))  # few levels: nearly every choice is a tie
+    random = torch.Generator().manual_seed(seed)
+    rows = data.draw(st.sampled_from([2, 17]))
+    scores = torch.randint(-levels, levels + 1, (rows, width), generator=random).to(dtype)
+    scores[scores == -1] = -math.inf
+    expected = scores.float().sort(dim=-1, descending=True, stable=True)
+    values, index = top(scores, k)
+    assert torch.equal(index, expected.indices[:, :k])
+    assert torch.equal(values, expected.values[:, :k])
+    assert torch.equal(greedy(scores), expected.indices[:, 0])
 
 
 def test_the_top_of_a_large_vocabulary_keeps_the_lowest_ids() -> None:

@@ -1,0 +1,91 @@
+"""The cost card: work per cycle as the drafters have it, bounds by hand, and what a machine is measured to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_support import block, cell, turn
+
+import methods
+from bench import cost_card, machine, sizes
+from bench.machine import Speeds
+from bench.sizes import Size
+from methods.target import Target
+from methods.work import Work
+
+SIZE = Size(parameters=1000, cache_elements=10, vocab=20, hidden=5, tied=False)
+SPEEDS = Speeds(copy=100.0, multiply=1000.0, taken="2026-01-01")
+
+
+def test_a_forward_takes_as_long_as_the_slower_of_reading_and_multiplying() -> None:
+    # 900 weights and 7 tokens of 10 elements in 2 bytes: 1940 bytes; one row multiplies 1800 times, 60 rows 108,000.
+    one, many = (cost_card.bound(Work(rows), SIZE, 2, SPEEDS, 7) for rows in (1, 60))
+    assert (one.read, one.operations, one.seconds) == (1940, 1800, 19.4)
+    assert (many.read, many.operations, many.seconds) == (1940, 108_000, 108.0)
+    drafted = cost_card.bound(Work(60, passes=6, pass_rows=10, elements=50), SIZE, 2, SPEEDS, 7)
+    assert drafted.read == 1940 + 6 * 100
+    assert drafted.seconds == pytest.approx(108.0 + 6 * max(100 / 100, 1000 / 1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("vanilla", {}),
+        ("pld", {"num_draft": 7}),
+        ("eagle2", {"total_tokens": 59, "depth": 6, "top_k": 10, "rerank": True}),
+        ("eagle2", {"total_tokens": 59, "depth": 2, "top_k": 3, "rerank": True}),
+        ("eagle2", {"total_tokens": 59, "depth": 6, "top_k": 4, "rerank": False}),
+        ("eagle", {"tree": "eagle_25"}),
+        ("medusa", {"tree": "mc_sim_7b_63"}),
+    ],
+)
+def test_rows_of_a_cycle_are_those_the_method_asks_for(
+    name: str, knobs: dict[str, Any], target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "of_head", lambda weights: 50)
+    work = cost_card.work_of(name, {**knobs, "weights": "x"}, SIZE)
+    assert work is not None
+    if name in ("vanilla", "pld"):
+        assert work.rows == methods.load(name, knobs, target).max_rows
+    elif name == "eagle2":
+        assert work.rows == methods.configure(name, knobs)[1].nodes + 1
+    else:
+        assert work.rows == {"eagle": 26, "medusa": 64}[name]
+
+
+def test_a_method_that_nothing_is_known_of_has_no_line() -> None:
+    assert cost_card.work_of("elsewhere", {"weights": None}, SIZE) is None
+    assert cost_card.work_of("pld", {}, SIZE) is None
+
+
+def test_the_card_after_a_run_holds_the_measured_speedup_against_the_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizes, "of_target", lambda model: SIZE)
+    one = cell(methods={"pld": {"num_draft": 3}})
+    facts = {"prompt_tokens": 7, "end_ns": [1, *(int(k * 100e9) + 1 for k in range(1, 10))]}
+    slow = turn([1] * 10, rows=[7, *[1] * 9], **facts)
+    fast = turn([1, 3, 3, 3], rows=[7, 4, 4, 4], **{**facts, "end_ns": facts["end_ns"][:4]})
+    record = block("a", {"vanilla": [slow], "pld": [fast]})
+    title, vanilla, pld = cost_card.after(one, [record], SPEEDS)
+    assert title.startswith(one.name)
+    found = cost_card._cycles([record])
+    assert found["pld"].tau == 3
+    assert "vanilla: 1e+05 ms a cycle, bound 4.08e+04 ms: 41 % reached" in vanilla  # 4 x (900 + 12 tokens x 10) bytes
+    assert "tau 3.00 predicts " in pld
+    assert pld.endswith("measured 3.00x")  # cycles as long as vanilla's
+    assert cost_card.after(one, [], SPEEDS) == []
+
+
+def test_a_machine_is_measured_once_per_dtype(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DRAFTBENCH_CACHE", str(tmp_path / "cache"))
+    first = machine.speeds("float32")
+    assert first.copy > 0
+    assert first.multiply > 0
+    monkeypatch.setattr(machine, "_measure", lambda dtype: Speeds(1.0, 2.0, "now"))
+    assert machine.speeds("float32") == first
+    assert machine.speeds("bfloat16") == Speeds(1.0, 2.0, "now")
+    assert len(json.loads((tmp_path / "cache" / "speeds.json").read_text())) == 2
