@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 import methods
 from bench.fingerprint import fingerprint
 from methods.errors import ConfigError
+from methods.sources import source_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Model:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _file_name("model.name", self.name)
+        if self.context is not None and self.context < 2:
+            raise ConfigError(
+                f"model.context={self.context} must be 2 or more tokens, or null for what the model takes"
+            )
         _one_of("model.kind", self.kind, ("hub", "folder", "wheel"))
         _one_of("model.dtype", self.dtype, ("float32", "bfloat16", "float16", "float64"))
         _one_of("model.attention", self.attention, ("sdpa", "eager"))
@@ -76,6 +83,8 @@ class Hub:
     files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.id.strip():
+            raise ConfigError("task.hub.id is empty; give a data set of the hub, or a folder")
         object.__setattr__(self, "files", tuple(self.files))  # OmegaConf makes lists, and a Task is a key of a dict
 
     @property
@@ -95,6 +104,7 @@ class Task:
     count: int | None = None
 
     def __post_init__(self) -> None:
+        _file_name("task.name", self.name)
         _one_of("task.source", self.source, ("builtin", "paper", "hub", "file"))
         if self.count is not None and self.count < 1:
             raise ConfigError(f"task.count={self.count} must be 1 or more, or null for all questions")
@@ -114,6 +124,7 @@ class Decode:
     seed: int
 
     def __post_init__(self) -> None:
+        _file_name("decode.name", self.name)
         if self.max_new_tokens < 1:
             raise ConfigError(f"decode.max_new_tokens={self.max_new_tokens} must be 1 or more")
         if not 0.0 <= self.temperature <= 100.0:
@@ -179,6 +190,9 @@ class Table:
     variants: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     figure: str | None = None
+
+    def __post_init__(self) -> None:
+        _file_name("table.name", self.name)
 
 
 @dataclass(frozen=True)
@@ -272,11 +286,7 @@ def setup_of(config: DictConfig) -> Setup:
     task: Any = OmegaConf.to_container(config.task, resolve=True)
     if task.get("path"):
         task = {**task, "source": "file"}
-    knobs = OmegaConf.to_container(config.methods, resolve=True)
-    assert isinstance(knobs, dict)
-    for name in knobs:
-        if name not in methods.names():
-            raise ConfigError(f"unknown method {name!r}{methods.hint(str(name), methods.names())}")
+    knobs = knobs_of(config)
     model = freeze(Model, config.model, "model")
     measure = freeze(Measure, config.measure, "measure")
     if measure.name == "paper" and model.runtime != "hf":
@@ -298,17 +308,37 @@ def setup_of(config: DictConfig) -> Setup:
         task=replace(asked, hub=freeze(Hub, task["hub"], "task.hub")),
         decode=freeze(Decode, config.decode, "decode"),
         measure=measure,
-        methods={str(name): _pinned(dict(values or {})) for name, values in knobs.items() if name != "vanilla"},
+        methods={name: _pinned(name, values) for name, values in knobs.items() if name != "vanilla"},
     )
 
 
-def _pinned(knobs: dict[str, Any]) -> dict[str, Any]:
+def knobs_of(config: DictConfig) -> dict[str, dict[str, Any]]:
+    """Every composed method with its settings.
+
+    Raises:
+        ConfigError: for a name that no method has, or what is no settings.
+    """
+    if not isinstance(config.methods, DictConfig):
+        raise ConfigError(f"methods={config.methods} must hold methods; choose them with method=[pld,eagle2]")
+    knobs: Any = OmegaConf.to_container(config.methods, resolve=True)
+    for name, values in knobs.items():
+        if name not in methods.names():
+            raise ConfigError(f"unknown method {name!r}{methods.hint(str(name), methods.names())}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"methods.{name}={values} must hold settings; give one by its name: methods.{name}.x=1")
+    return {str(name): values for name, values in knobs.items()}
+
+
+def _pinned(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
     """Give weights in a local folder the hash of their content: by path alone new weights would pass for old ones."""
     weights = knobs.get("weights")
+    if weights is None:
+        return knobs
+    source = source_of(weights, name)
     if isinstance(weights, str) and Path(weights).expanduser().is_dir():
         weights = {"kind": "folder", "id": weights}
-    if isinstance(weights, dict) and weights.get("kind") in ("folder", "shipped"):
-        folder = weights["id"] if weights["kind"] == "folder" else methods.shipped(weights["id"])
+    if isinstance(weights, dict) and source.kind in ("folder", "shipped"):
+        folder = source.id if source.kind == "folder" else methods.shipped(source.id)
         knobs = {**knobs, "weights": {**weights, "sha256": fingerprint(str(folder))}}
     return knobs
 
@@ -338,3 +368,12 @@ def registered(label: str) -> str:
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name}={value} is not known{methods.hint(value, list(allowed))}")
+
+
+def _file_name(setting: str, name: str) -> None:
+    """Names become part of a folder's or a file's name in the results."""
+    if not name.strip() or name.startswith(".") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(name.encode()) > 64:
+        raise ConfigError(
+            f"{setting}={name[:80]!r} becomes part of a file's name: give 1 to 64 bytes without / and \\, not "
+            "starting with a dot"
+        )

@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import methods
-from bench import hardware, tasks
-from bench.config import Decode, Profile, Setup, Table, Task, freeze, registered, setup_of
+from bench import hardware, tasks, templates
+from bench.config import Decode, Profile, Setup, Table, Task, freeze, knobs_of, registered, setup_of
 from bench.paths import CONF
 from bench.pins import Pins
 from bench.plan import VANILLA, Cell, Question, cell_of
@@ -62,7 +62,8 @@ def setups(config: DictConfig, auto: str | None = None) -> tuple[list[Setup], Ta
     base = [override for override in given if _key(override).split(".")[0] not in _NO_SETUP]
     if table is None:
         _refuse_lists(base)
-        chosen = config.methods if _named(base, "method") else list(config.compare) or config.methods
+        composed = knobs_of(config)
+        chosen = composed if _named(base, "method") else list(config.compare or ()) or composed
         model = HydraConfig.get().runtime.choices["model"]
         wanted = [_compose(_sizes(profile, model), base, ",".join(registered(str(name)) for name in chosen))]
     else:
@@ -104,6 +105,8 @@ def _grid(profile: Profile, table: Table, given: list[str]) -> tuple[list[Setup]
         knobs = _with_variants(setup.methods, table.variants)
         decodes, of_task = options(sizes)
         found += [Setup(setup.model, task, decode, setup.measure, knobs) for decode in decodes for task in of_task]
+    if not found:
+        raise ConfigError(f"table={table.name} with these settings names no model, no decoding or no task: no cell")
     return found, whole
 
 
@@ -137,7 +140,9 @@ def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
             overrides.append(override)
     overrides += [override for override in given if _key(override) != "method"]
     composed = hydra.compose("config", overrides=overrides)
-    return Pins.read(Path(str(composed.results))).pin(setup_of(composed))
+    setup = setup_of(composed)
+    templates.check(setup.model.template)
+    return Pins.read(Path(str(composed.results)).expanduser()).pin(setup)
 
 
 def _profile(config: DictConfig, given: Sequence[str], auto: str | None) -> Profile:

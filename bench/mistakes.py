@@ -15,13 +15,16 @@ from bench.paths import CONF
 def explain(error: Exception) -> str:
     """One line for any error that reaches the entry points."""
     text = str(error)
-    if found := re.search(r"Could not find '(\w+)/([^']+)'", text):
+    if found := re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", text):
         group, option = found.groups()
         options = methods.names() if group == "method" else sorted(p.stem for p in (CONF / group).glob("*.yaml"))
         return f"unknown {group} {option!r}{methods.hint(option, options)}"
     if found := re.search(r"Could not override '([^']+)'", text):
         return _unknown_setting(found.group(1))
-    return " ".join(text.split()) or type(error).__name__
+    said, grammar, _ = " ".join(text.split()).partition(" See https://hydra.cc")
+    if grammar:
+        said += "; where a value holds signs of Hydra's grammar, quote it twice: 'key=\"a=b, c\"'"
+    return said or type(error).__name__
 
 
 def _unknown_setting(key: str) -> str:

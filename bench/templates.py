@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from methods.errors import ConfigError
+
+OWN = "tokenizer"
+"""The template that the tokenizer brings, as against one of these."""
+
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -59,3 +64,13 @@ TEMPLATES: dict[str, Callable[[Sequence[str], Sequence[str]], str]] = {
     "llama3": llama3,
 }
 """By the name that ``model.template`` gives. Arguments: all questions so far, and one answer fewer."""
+
+
+def check(name: str) -> None:
+    """Refuse a template that is neither the tokenizer's own nor one of these.
+
+    Raises:
+        ConfigError: with the known ones.
+    """
+    if name not in (OWN, *TEMPLATES):
+        raise ConfigError(f"model.template={name} is not known; choose {', '.join((OWN, *TEMPLATES))}")

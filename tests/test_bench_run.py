@@ -14,8 +14,8 @@ import pytest
 from bench_support import Command, Result, environment, tiny_settings, write_questions
 
 import bench.session
-from bench.provenance import redact
 from bench.records import Store
+from methods.secrecy import redact
 
 END_OF_TEXT = 2  # of the tiny model
 TURNS = [["Hello hello hello?"], ["One, two, one, two?", "And again, again?"], ["Why? Why?"]]

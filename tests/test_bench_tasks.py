@@ -69,6 +69,19 @@ WRONG = {
     "a number as turn": ('{"question_id": 2, "turns": [3]}', "turns must be a list of non-empty strings"),
     "an id that is a list": ('{"question_id": [2], "turns": ["x"]}', "question_id must be a number or a string"),
     "an id that is null": ('{"question_id": null, "turns": ["x"]}', "question_id must be a number or a string"),
+    "an id that is a truth value": (
+        '{"question_id": true, "turns": ["x"]}',
+        "question_id must be a number or a string",
+    ),
+    "an id that is no number": ('{"question_id": NaN, "turns": ["x"]}', "question_id must be a number or a string"),
+    "an id of 5,000 digits": (f'{{"question_id": {"9" * 5000}, "turns": ["x"]}}', "not JSON"),
+    "only an id": ('{"question_id": 2}', "needs the keys question_id and turns"),
+    "a number": ("3", "needs the keys question_id and turns"),
+    "NUL bytes": ("\0" * 9, "not JSON"),
+    "brackets without end": (f'{{"question_id": 2, "turns": {"[" * 100_000}', "not JSON"),
+    "half a surrogate pair": (r'{"question_id": 2, "turns": ["\ud800?"]}', "holds half of a surrogate pair"),
+    "half a pair in an id": (r'{"question_id": "\udfff", "turns": ["x"]}', "holds half of a surrogate pair"),
+    "a list as category": ('{"question_id": 2, "turns": ["x"], "category": [1]}', "category must be a string"),
     "a duplicate": ('{"question_id": 1, "turns": ["y"]}', "question_id 1 stands already on line 1"),
     "a duplicate as text": ('{"question_id": "1", "turns": ["y"]}', "question_id 1 stands already on line 1"),
 }
@@ -95,6 +108,12 @@ def test_a_file_that_cannot_be_read_at_all_is_named(tmp_path: Path) -> None:
             tasks.read_jsonl(path)
     with pytest.raises(ConfigError, match=r"task\.path=.*none\.jsonl cannot be read: No such file"):
         tasks.read_jsonl(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match=r"/dev/zero is a device or a pipe; give a file, which can be read again"):
+        tasks.read_jsonl(Path("/dev/zero"))
+    with (tmp_path / "huge.jsonl").open("wb") as file:
+        file.truncate(2 << 30)  # of no blocks on the disk
+    with pytest.raises(ConfigError, match=r"huge\.jsonl is 2\.1 GB; give the questions alone"):
+        tasks.read_jsonl(tmp_path / "huge.jsonl")
     with pytest.raises(ConfigError, match=r"cannot be read: Is a directory"):
         tasks.read_jsonl(tmp_path)
     with pytest.raises(ConfigError, match=r"task\.name=toy has no built-in questions; give task\.path=FILE\.jsonl"):

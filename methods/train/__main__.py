@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from methods import command_line
 from methods.errors import ConfigError
 from methods.train.settings import Settings, settings_of
 
@@ -26,6 +27,8 @@ _HEADS = ("eagle", "medusa", "hydra", "sps")
 def main() -> None:
     """Compose, check, train, export; the last line of stdout is JSON."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the one line below is ours to write
+    if code := _guarded(lambda: command_line.check(sys.argv[1:], _CONF)):
+        sys.exit(code)
     codes = [0]
 
     def body(config: DictConfig) -> None:
