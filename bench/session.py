@@ -19,12 +19,12 @@ import torch
 from tqdm import tqdm
 
 import methods
-from bench import audit, conditions, devices, hardware, pins, prompts, provenance, traces
+from bench import audit, conditions, devices, hardware, pins, prompts, provenance, shortfall, traces
 from bench.conditions import Reader, Reading
 from bench.config import Model, method_id, registered
 from bench.lock import Busy, Lost
 from bench.nodes import NodeRecorder
-from bench.plan import VANILLA, Cell, Question, Work, missing, untraced
+from bench.plan import VANILLA, Cell, Question, Work, lacking, missing, untraced
 from bench.records import SCHEMA, Store, repeats
 from bench.timing import wall_time
 from methods.base import Drafter, Request
@@ -32,6 +32,7 @@ from methods.decoding import decode
 from methods.errors import ConfigError
 from methods.loading import Loaded, Source, load_model, outline
 from methods.outline import Outline
+from methods.secrecy import redact
 
 
 class DisturbedError(RuntimeError):
@@ -90,20 +91,25 @@ class Session:
             try:
                 if work:
                     self._run_cell(cell, work, drafters, store)
-                    self._mark(cell, store)
+                    if short := sorted({name for item in lacking(cell, store.blocks()) for name in item.methods}):
+                        failed.append(cell.name)
+                        tqdm.write(f"{cell.name}: out of memory in {', '.join(short)}", file=sys.stderr)
+                    self._mark(cell, store, short)
                 self._trace(cell, drafters, store)  # last: what is timed comes first, and on its own
             except Lost:
                 raise
             except Exception as error:  # noqa: BLE001 a failed cell is recorded, and the next one still runs
-                facts = {"error": f"{type(error).__name__}: {error}", "session": self.name, "at": wall_time()}
-                store.append_event({**facts, "traceback": traceback.format_exc()})
+                what = redact(f"{type(error).__name__}: {error}")  # it may quote a URL or a setting
+                facts = {"error": what, "session": self.name, "at": wall_time()}
+                store.append_event({**facts, "traceback": redact(traceback.format_exc())})
                 store.mark_failed(facts)
                 failed.append(cell.name)
                 tqdm.write(f"{cell.name} failed: {facts['error']}", file=sys.stderr)
 
-    def _mark(self, cell: Cell, store: Store) -> None:
-        """The cell has all its blocks. An earlier mark of other methods stays true."""
-        finished = set((store.done() or {"method_ids": []})["method_ids"]) | set(cell.method_ids.values())
+    def _mark(self, cell: Cell, store: Store, short: Sequence[str] = ()) -> None:
+        """The cell has all blocks of its methods but those ``short`` of some. An earlier mark of others stays true."""
+        whole = {ident for name, ident in cell.method_ids.items() if name not in short}
+        finished = set((store.done() or {"method_ids": []})["method_ids"]) | whole
         store.mark_done({"method_ids": sorted(finished), "questions": len(cell.questions)})
 
     def _hardware(self) -> dict[str, Any]:
@@ -125,6 +131,7 @@ class Session:
         assert self._loaded is not None
         self._warm_up(cell, drafters)
         running, reasons = _Running(), set[str]()
+        known = shortfall.recorded(store.blocks())
         for attempt in range(1, conditions.ATTEMPTS + 1):
             label = f"{cell.model.name} {cell.task.name} {cell.decode.name}" + f", attempt {attempt}" * (attempt > 1)
             again: list[Work] = []  # after the others: what heated the GPU has had time to pass
@@ -138,6 +145,10 @@ class Session:
                         reasons |= set(block["disturbed"])
                         tqdm.write(f"question {item.question.id}: {', '.join(block['disturbed'])}", file=sys.stderr)
                         continue
+                    idents = {one["method_id"] for one in block.get("failed", ())}
+                    tried = known.get((item.question.id, item.repeat), set())
+                    if len(block["runs"]) == 1 and idents and idents <= tried:
+                        continue  # once more no memory, and vanilla alone measures nothing new
                     store.append_block(block)
                     bar.set_postfix_str(running.update(block))
             if not again:
@@ -245,14 +256,18 @@ class _Block:
         question: Question = self._work.question
         answers: dict[str, list[str]] = {name: [] for name in self._order}
         turns: dict[str, list[dict[str, Any]]] = {name: [] for name in self._order}
+        failed: dict[str, str] = {}
         for _ in question.turns:
             for name in self._order:
-                source = VANILLA if self._cell.measure.history == "vanilla" else name
-                turns[name].append(self._turn(name, answers[source]))
+                if name not in failed and (error := self._decode(name, answers, turns[name])):
+                    failed[name] = error
             for name in self._order:
+                if name in failed:
+                    continue
                 ids = turns[name][-1]["output_ids"]
                 answers[name] = [*answers[name], prompts.answer_text(self._loaded.tokenizer, ids)]
         idents = self._cell.method_ids
+        short = [{"method": name, "method_id": idents[name], "error": error} for name, error in failed.items()]
         return {
             "question_id": question.id,
             "category": question.category,
@@ -260,9 +275,28 @@ class _Block:
             "order": self._order,
             "disturbed": sorted({why for gpu in zip(*self._readings, strict=True) for why in conditions.verdict(gpu)}),
             "runs": [
-                {"method": name, "method_id": idents.get(name, VANILLA), "turns": turns[name]} for name in self._order
+                {"method": name, "method_id": idents.get(name, VANILLA), "turns": turns[name]}
+                for name in self._order
+                if name not in failed
             ],
+            **({"failed": short} if short else {}),
         }
+
+    def _decode(self, name: str, answers: dict[str, list[str]], turns: list[dict[str, Any]]) -> str | None:
+        """Append the next turn of a method; or say that there was no memory for it, and give back what it held."""
+        source = VANILLA if self._cell.measure.history == "vanilla" else name
+        try:
+            turns.append(self._turn(name, answers[source]))
+        except Exception as error:
+            if name == VANILLA or not _out_of_memory(error):
+                raise
+            said = str(error).strip().splitlines() or [""]
+            text = f"{type(error).__name__}: {said[0]}"
+        else:
+            return None
+        if self._loaded.target.device.type == "cuda":
+            torch.cuda.empty_cache()  # only here, where the error and its frames are gone
+        return text
 
     def _turn(self, name: str, answers: list[str]) -> dict[str, Any]:
         cell, loaded, question = self._cell, self._loaded, self._work.question
@@ -301,6 +335,14 @@ class _Block:
             record["keyed"] = request.sampling.greedy or not drafter.rejection
             record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=record["keyed"])
         return record
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """The GPU's allocator and Python have a class for it; the CPU's allocator and cuBLAS only words."""
+    words = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+    )
 
 
 class _Running:

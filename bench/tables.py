@@ -58,7 +58,9 @@ def collect(cells: Sequence[Cell], results: Path, table: str = "") -> Report:
     tasks = len({cell.task.name for cell in cells})
     for group, lists in estimates.items():
         if tasks > 1 and len(lists["tau_micro"]) == tasks:
-            rows.append(_row(group, MEAN, {key: mean(ones) for key, ones in lists.items()}))
+            short = sum(row.get("out_of_memory", 0) for row in rows if _of(row) == group)
+            means = {key: mean(ones) for key, ones in lists.items()}
+            rows.append(_row(group, MEAN, means) | {"out_of_memory": short})
     settings = {name: knobs for cell in cells for name, knobs in cell.methods.items()}
     frame = _beside_published(pd.DataFrame(rows), table)
     printed = published.elsewhere(table, {cell.model.name for cell in cells})
@@ -76,6 +78,10 @@ def _group(cell: Cell, label: str) -> Group:
     return (cell.model.name, cell.model.arithmetic, decoding(cell.decode), label)
 
 
+def _of(row: dict[str, Any]) -> Group:
+    return (row["model"], row["dtype"], row["decode"], row["method"])
+
+
 def _measured_row(one: Measured, label: str) -> tuple[dict[str, Estimate], dict[str, Any]]:
     ident = one.method_ids[label]
     data = sums(one.blocks, ident)
@@ -84,6 +90,7 @@ def _measured_row(one: Measured, label: str) -> tuple[dict[str, Estimate], dict[
         "questions": data.questions,
         **{f"{key}_without": count for key, count in without(data).items()},
         "questions_for_5_percent": questions_for(found["speedup_geomean"], data.questions),
+        "out_of_memory": len(one.out_of_memory.get(label, ())),
         "turns": int(data.turns.sum()),
         "cycles": int(data.cycles.sum()),
         "drafted_per_cycle": _drafted(one.blocks, ident),

@@ -45,7 +45,7 @@ class KVCache:
     def reset(self, capacity: int) -> None:
         """Forget everything and make room for ``capacity`` rows."""
         self.length = 0
-        if capacity > self.capacity:
+        if capacity > self.capacity or None in self._keys:  # not all was allocated: there was no memory for it
             self.capacity = -(-capacity // _GRAIN) * _GRAIN
             self._release()
 

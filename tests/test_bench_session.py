@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 import bench.session
 import methods
 from bench.records import Store
+from bench.stats import sums
 from methods.base import Context, Draft, Request
 from methods.loading import Source, load_model
 from methods.outline import Outline
@@ -37,6 +38,19 @@ class Failing(PLD):
         if self._cycles == 3 and context.sampling.greedy:
             raise IndexError("the planted failure")
         return super().propose(context)
+
+
+class Hungry(PLD):
+    """Asks for more memory than there is, in the second turn of a question."""
+
+    def propose(self, context: Context) -> Draft:
+        if self._asked.question == "q1" and self._asked.turn == 1:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return super().propose(context)
+
+    def begin(self, request: Request, prefill: Any) -> None:
+        super().begin(request, prefill)
+        self._asked = request
 
 
 class Cheating(PLD):
@@ -195,6 +209,64 @@ def test_a_method_that_fails_is_recorded_and_the_other_cells_still_run(
     assert repaired.code == 0
     assert greedy.failed() is None
     assert greedy.done() is not None
+
+
+def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s_run_and_the_others_stay(
+    toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["method=[pld,lookahead]", *toy]
+    with monkeypatch.context() as patch:
+        patch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Hungry")
+        result = command(*arguments)
+        (store,) = stores(tmp_path).values()
+        assert result.code == 1
+        assert "out of memory in pld" in result.err
+        first = store.blocks()
+        assert [len(block["runs"]) for block in first] == [3, 2, 3, 3], "the block keeps what the others measured"
+        (short,) = first[1]["failed"]
+        assert short["method"] == "pld"
+        assert "can't allocate memory" in short["error"]
+        assert store.failed() is None
+        done = store.done()
+        assert done is not None
+        assert len(done["method_ids"]) == 1
+        (hole,) = result.last_line["holes"]
+        assert hole.endswith("pld: out of memory on 1 of 4 questions (q1), which are left out of its row, with "
+                             "vanilla's runs of them")  # fmt: skip
+
+        grid, _, _ = result.out.partition("| method")
+        rows = {line.split("|")[1].strip(): line for line in grid.splitlines() if line.startswith("| ")}
+        assert rows["pld"].count("(without 1: out of memory)") == 2, "speedup and tau"
+        assert "out of memory" not in rows["lookahead"] + rows["vanilla"]
+        hurt, whole = (
+            sums(first, next(run["method_id"] for run in first[0]["runs"] if run["method"] == name))
+            for name in ("pld", "lookahead")
+        )
+        assert (hurt.questions, whole.questions) == (3, 4)
+        assert hurt.vanilla_tokens.sum() == whole.vanilla_tokens[[0, 2, 3]].sum(), "both arms lose the same questions"
+        assert hurt.vanilla_seconds.sum() == whole.vanilla_seconds[[0, 2, 3]].sum()
+
+        assert command(*arguments).code == 1  # it tries again, and writes nothing that is not new
+        assert store.blocks()[:4] == first
+        assert command("method=pld", *toy).code == 1
+        assert len(store.blocks()) == 4
+
+    assert command(*arguments).code == 0
+    assert [run["method"] for run in store.blocks()[4]["runs"]] == ["pld", "vanilla"]
+    assert "out of memory" not in command(*arguments, module="bench.report").out
+
+
+def test_a_baseline_without_memory_fails_its_cell(
+    toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(methods._BUILT_IN, "vanilla", f"{__name__}:Hungry")
+    result = command("method=lookahead", *toy)
+    assert result.code == 1
+    (store,) = stores(tmp_path).values()
+    failed = store.failed()
+    assert failed is not None
+    assert "can't allocate memory" in failed["error"]
+    assert len(store.blocks()) == 1
 
 
 def test_a_failure_is_told_on_stderr_since_stdout_is_for_the_table_and_one_line_of_json(
