@@ -35,7 +35,11 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor, read at the first call; ``shapes`` are known before."""
-        return read_tensors(self.path)
+        tensors = read_tensors(self.path)
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise self.error(f"{name} holds NaN or infinity")
+        return tensors
 
     def check(self, expected: Shapes, *, ignored: Iterable[str] = ()) -> None:
         """Hold the file's header against what is expected, by name and by shape; ``ignored`` names may be there.
@@ -61,9 +65,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds a {type(config).__name__} where a model's settings belong")
     return config
 
 

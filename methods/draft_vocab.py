@@ -44,6 +44,8 @@ class DraftHead:
                 f"{setting}={size} must be 0 (all tokens) or lie in [{widest}, {len(ranked)}]: a node of this tree has "
                 f"{widest} children, and {path} ranks {len(ranked)} tokens"
             )
+        if ranked.is_floating_point() or len(ranked.unique()) < len(ranked) or not _within(ranked, target.vocab):
+            raise ConfigError(f"{path} must rank different tokens of the target's {target.vocab}; set {setting}=0")
         # Ascending ids, so that among equals the lowest id stays first.
         self._ids = ranked[:size].long().sort().values.to(target.head_device)
         self._project = target.linear(target.output_weight[self._ids])
@@ -69,3 +71,7 @@ class DraftHead:
         full = logits.new_full((*logits.shape[:-1], self._target.vocab), -torch.inf)
         full[..., self._ids] = logits
         return full
+
+
+def _within(ids: Tensor, vocab: int) -> bool:
+    return bool((ids >= 0).all() and (ids < vocab).all())

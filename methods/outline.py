@@ -37,9 +37,9 @@ def misfit(config: Any, folder: Path) -> str | None:
     Raises:
         ConfigError: if a file is damaged.
     """
+    found = shapes_in(folder)
     if config.model_type not in _NAME_FOR_NAME or getattr(config, "quantization_config", None):
         return None
-    found = shapes_in(folder)
     if found is None:
         return None
     from transformers import AutoModelForCausalLM

@@ -33,10 +33,14 @@ def shared_draft(source: Source, target: Target) -> Target | None:
     """
     if not shares_embedding(source):
         return None
-    checkpoint = Checkpoint({"kind": source.kind, "id": source.id}, "sps", ("model.safetensors",))
+    weights = {"kind": source.kind, "id": source.id, "revision": source.revision}
+    checkpoint = Checkpoint(weights, "sps", ("model.safetensors",))
     config: Any = copy.deepcopy(target.model.config)
-    config.num_hidden_layers = int(checkpoint.config["num_hidden_layers"])
-    config.intermediate_size = int(checkpoint.config["intermediate_size"])
+    for name in ("num_hidden_layers", "intermediate_size"):
+        size = checkpoint.config.get(name)
+        if type(size) is not int or size < 1:
+            raise checkpoint.error(f"config.json must give {name} as a number, it says {size!r}")
+        setattr(config, name, size)
     with torch.device("meta"):
         model = type(target.model)(config)
     own = {name: tuple(value.shape) for name, value in model.base_model.named_parameters() if "embed" not in name}

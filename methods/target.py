@@ -57,7 +57,7 @@ class Target:
         )
         self.vocab = int(self._head.weight.shape[0])
         self.hidden = int(config.hidden_size)
-        self.context = _context(config, context)
+        self.context = context_of(config, context)
         self.cache = self._new_cache()
         # SDPA takes a boolean mask as it is; eager attention adds whatever it is given to the scores.
         self._adds_mask = config._attn_implementation == "eager"
@@ -221,9 +221,13 @@ class Target:
             )
 
 
-def _context(config: Any, asked: int | None) -> int:
+def context_of(config: Any, asked: int | None) -> int:
     """The longest text this model takes. A sliding window shorter than that ends it: our mask shows every row the
-    whole cache, which is only the model's own attention while the text fits in the window."""
+    whole cache, which is only the model's own attention while the text fits in the window.
+
+    Raises:
+        ConfigError: if ``asked`` is more.
+    """
     limit = int(config.max_position_embeddings)
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):

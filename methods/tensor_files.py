@@ -61,10 +61,20 @@ def shapes_in(folder: Path) -> dict[str, tuple[int, ...]] | None:
         index = folder / f"{name}.index.json"
         files = [name]
         if not (folder / name).is_file() and index.is_file():
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = _shards(index)
         if all((folder / file).is_file() for file in files):
             return {tensor: shape for file in files for tensor, shape in shapes_of(folder / file).items()}
     return None
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if not files or any(Path(file).name != file for file in files):
+            raise ValueError("its weight_map must name files of its own folder")
+    except Exception as error:  # noqa: BLE001 as above
+        raise _unreadable(index, error) from None
+    return files
 
 
 def difference(expected: Shapes, found: Shapes, needed_by: str) -> str | None:
