@@ -371,9 +371,10 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _file_name(setting: str, name: str) -> None:
-    """Names become part of a folder's or a file's name in the results."""
-    if not name.strip() or name.startswith(".") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(name.encode()) > 64:
+    """Names become part of a file's name, and a cell of a table that spreadsheets and Markdown read."""
+    wrong = not name.strip() or name[0] in ".=+-@" or len(name.encode()) > 64
+    if wrong or re.search(r"[/\\|\x00-\x1f\x7f]", name):
         raise ConfigError(
-            f"{setting}={name[:80]!r} becomes part of a file's name: give 1 to 64 bytes without / and \\, not "
-            "starting with a dot"
+            f"{setting}={name[:80]!r} becomes part of a file's name: give 1 to 64 bytes without /, \\ and |, starting "
+            "with none of . = + - @"
         )

@@ -140,13 +140,22 @@ def _sessions(store: Store, blocks: list[dict[str, Any]]) -> list[dict[str, Any]
         DamagedRecordError: if the file that says so is gone.
     """
     sessions = store.sessions()
-    for name in {block["session"] for block in blocks}:
+    for name in {str(block.get("session")) for block in blocks}:
         if name not in sessions:
             raise DamagedRecordError(
                 f"{store.folder / 'sessions' / name}.json is missing, which says where blocks were measured; bring it "
                 f"back, or move the folder away and run again"
             )
-    return [sessions[name] for name in sorted({block["session"] for block in blocks})]
+    found = [sessions[name] for name in sorted({block["session"] for block in blocks})]
+    for facts in found:
+        try:
+            hardware.kind(facts["hardware"])
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise DamagedRecordError(
+                f"{store.folder / 'sessions'} holds a file that names no machine ({error!r}); move the folder away and "
+                "run again"
+            ) from None
+    return found
 
 
 def _judged(cell: Cell, blocks: list[dict[str, Any]]) -> tuple[dict[str, Verdict], list[str]]:

@@ -9,7 +9,7 @@ from bench import figure_bars, figure_calibration, figure_costs, figure_position
 from bench.canvas import Drawing, render
 from bench.config import Style, Table
 from bench.plan import Cell
-from bench.records import write_atomically
+from bench.records import own_folder, write_atomically
 from methods.errors import ConfigError
 
 DRAWINGS: dict[str, Callable[[Sequence[Cell], Path, Table, Style], Drawing]] = {
@@ -45,8 +45,7 @@ def draw(cells: Sequence[Cell], table: Table, results: Path, style: Style) -> tu
         "csv": drawing.numbers.to_csv(index=False),
         "md": text,
     }
-    folder = results / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = own_folder(results / "figures")
     paths = []
     for suffix, content in contents.items():
         paths.append(folder / f"{name}.{suffix}")

@@ -13,7 +13,7 @@ import pandas as pd
 
 import methods
 from bench.config import Style, Table, registered
-from bench.records import write_atomically
+from bench.records import own_folder, write_atomically
 from bench.tables import MEAN, NEW, NO_WEIGHTS, Report
 
 SHOWN = {"paper": ("speedup_paper", "tau_paper"), "ours": ("speedup_geomean", "tau_micro")}
@@ -109,8 +109,7 @@ def latex(report: Report, title: str, style: Style) -> str:
 
 def write(report: Report, table: Table, results: Path, style: Style) -> list[Path]:
     """Write results/tables/<name>.{md,csv,tex,parquet} and return the paths."""
-    folder = results / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = own_folder(results / "tables")
     name = f"{table.name}-partial" if report.holes and not table.name.endswith("-partial") else table.name
     contents: dict[str, str | bytes] = {
         "md": markdown(report, table.title, style),

@@ -12,11 +12,11 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from bench import page_records, page_tables
-from bench.records import write_atomically
+from bench.records import DamagedRecordError, write_atomically
 
 _HTML = Path(__file__).resolve().parent / "html"
 _SCRIPTS = ("sort.js", "tree.js", "viewer.js")
@@ -40,16 +40,21 @@ def render(results: Path) -> str:
     style = (_HTML / "page.css").read_text(encoding="utf-8")
     scripts = [(_HTML / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     cells = page_records.read(results)
-    return env.get_template("page.html.jinja").render(
-        policy=_policy(style, scripts),
-        style=Markup(style),  # noqa: S704 our own file
-        scripts=[Markup(script) for script in scripts],  # noqa: S704 our own files
-        sheets=page_tables.read(results),
-        figures=_figures(results),
-        cells=cells,
-        sessions=page_records.sessions(cells),
-        traces=page_records.traces(cells),
-    )
+    template = env.get_template("page.html.jinja")
+    facts = {
+        "policy": _policy(style, scripts),
+        "style": Markup(style),  # noqa: S704 our own file
+        "scripts": [Markup(script) for script in scripts],  # noqa: S704 our own files
+        "sheets": page_tables.read(results),
+        "figures": _figures(results),
+        "cells": cells,
+        "sessions": page_records.sessions(cells),
+        "traces": page_records.traces(cells),
+    }
+    try:
+        return template.render(facts)
+    except UndefinedError as error:  # a results folder may come from a stranger
+        raise DamagedRecordError(f"{results} holds a cell of another form ({error}); move it away") from None
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
@@ -69,4 +74,5 @@ def _figures(results: Path) -> list[tuple[str, str]]:
     return [
         (path.stem, f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}")
         for path in sorted((results / "figures").glob("*.svg"))
+        if not path.is_symlink()  # what a stranger's link points to is not for this page
     ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import hardware, shortfall
 from bench.lossless import Verdict, judge
-from bench.records import Store, repeats
+from bench.records import DamagedRecordError, Store, repeats
 
 DIGITS = 5
 """Decimals of a log-probability on the page; the records keep all of them."""
@@ -64,7 +65,22 @@ def read(results: Path) -> list[Measured]:
         DamagedRecordError: naming the file and line.
     """
     folders = sorted(path.parent for path in (results / "runs").glob("*/cell.json"))
-    return [_measured(Store(folder)) for folder in folders]
+    found = []
+    for folder in folders:
+        with _as_recorded(folder):
+            found.append(_measured(Store(folder)))
+    return found
+
+
+@contextmanager
+def _as_recorded(folder: Path) -> Iterator[None]:
+    """A results folder may come from a stranger: what has not the form that is written here is named."""
+    try:
+        yield
+    except DamagedRecordError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DamagedRecordError(f"{folder} holds records of another form ({error!r}); move it away") from None
 
 
 def sessions(cells: Sequence[Measured]) -> list[Writer]:
@@ -88,13 +104,17 @@ def _measured(store: Store) -> Measured:
     dtype = config["model"]["dtype"]
     idents = dict.fromkeys((run["method"], run["method_id"]) for block in blocks for run in block["runs"])
     wrote = {record["session"] for record in [*blocks, *traced]}
+    written = {name: facts for name, facts in store.sessions().items() if name in wrote}
+    for facts in written.values():
+        hardware.kind(facts["hardware"])
+        facts["provenance"].get("git")
     return Measured(
         name=store.folder.name,
         config=config,
         state=state,
         blocks=len(blocks),
         judged=[Judged(name, ident, judge(blocks, ident, dtype)) for name, ident in idents],
-        sessions={name: facts for name, facts in store.sessions().items() if name in wrote},
+        sessions=written,
         traces=[_shown(trace, repeats(trace, blocks)) for trace in traced],
     )
 

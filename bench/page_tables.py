@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 import methods
+from bench.records import DamagedRecordError
 
 GRID = {"speedup_geomean": "×", "tau_paper": ""}
 """What the grid shows for each task, and its unit; the full table has every estimator."""
@@ -52,11 +53,14 @@ class Sheet:
 
 def read(results: Path) -> list[Sheet]:
     """Every table drawn so far, by name."""
-    return [_sheet(path) for path in sorted((results / "tables").glob("*.csv"))]
+    return [_sheet(path) for path in sorted((results / "tables").glob("*.csv")) if not path.is_symlink()]
 
 
 def _sheet(path: Path) -> Sheet:
-    frame = pd.read_csv(path, dtype={"cell": str, "method_id": str})  # 12 hex digits can look like a number
+    try:
+        frame = pd.read_csv(path, dtype={"cell": str, "method_id": str})  # 12 hex digits can look like a number
+    except ValueError as error:  # pandas' own are of this kind
+        raise DamagedRecordError(f"{path} is no table ({str(error).splitlines()[0]}); remove it") from None
     title, caption = _words(path.with_suffix(".md"), path.stem)
     columns = [
         name

@@ -41,7 +41,11 @@ def _by_tokenizer(tokenizer: Any, questions: Sequence[str], answers: Sequence[st
     for turn, question in enumerate(questions):
         messages.append({"role": "user", "content": question})
         messages += [{"role": "assistant", "content": answer} for answer in answers[turn : turn + 1]]
-    encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+    try:
+        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+    except Exception as error:  # a template is a stranger's program; it runs in Jinja's sandbox, and may fail anyhow
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"model.template=tokenizer: this tokenizer's chat template fails: {said}") from error
     return tuple(int(token) for token in encoded["input_ids"])
 
 

@@ -26,6 +26,7 @@ from bench.lock import Busy, Lock, Lost
 from methods.errors import ConfigError
 
 SCHEMA = 1
+_WRITTEN = ("sessions", "blocks.jsonl", "traces.jsonl", "events.jsonl")
 
 
 class DamagedRecordError(RuntimeError):
@@ -49,6 +50,7 @@ class Store:
         """
         lock = Lock(self.folder)
         try:
+            _refuse_links(self.folder.parent, self.folder, *(self.folder / name for name in _WRITTEN))
             _make(self.folder / "sessions")
             lock.acquire()
         except Busy:
@@ -144,7 +146,12 @@ class Store:
         Raises:
             DamagedRecordError: if a line before the last is not a block of this schema.
         """
-        return _read_lines(self.folder / "blocks.jsonl")
+        path = self.folder / "blocks.jsonl"
+        blocks = _read_lines(path)
+        for number, block in enumerate(blocks, 1):
+            if not _is_block(block):
+                raise DamagedRecordError(f"{path}:{number} is no block; move the folder away and run again")
+        return blocks
 
     def traces(self) -> list[dict[str, Any]]:
         """Every whole trace, in the order written.
@@ -175,6 +182,7 @@ def write_atomically(path: Path, data: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with _naming(path):
         try:
+            temporary.unlink(missing_ok=True)  # a stranger's link of that name would be written through
             with temporary.open("wb") as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
@@ -208,12 +216,48 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             if record["schema"] != SCHEMA:
                 raise DamagedRecordError(f"{path}:{number} has schema {record['schema']}, this code reads {SCHEMA}")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedRecordError(
                 f"{path}:{number} is damaged ({error}); move the folder away and run again"
             ) from None
         records.append(record)
     return records
+
+
+def _is_block(record: dict[str, Any]) -> bool:
+    """Whether a record has the form that every reader relies on. Results may come from a stranger."""
+    try:
+        turns = [turn for run in record["runs"] for turn in run["turns"]]
+        names = [run[name] for run in [*record["runs"], *record.get("failed", ())] for name in ("method", "method_id")]
+        numbers = [turn[name] for turn in turns for name in ("emitted", "output_ids", "end_ns")]
+        gaps = [gap for turn in turns for _place, gap in turn.get("gaps", ())]
+        return (
+            type(record["repeat"]) is int
+            and {type(name) for name in [record["question_id"], *names]} == {str}
+            and all(type(each) is list and {*map(type, each)} <= {int} for each in numbers)
+            and all(turn["emitted"] and turn["end_ns"] for turn in turns)
+            and {*map(type, gaps)} <= {int, float}
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _refuse_links(*paths: Path) -> None:
+    """Below a results folder nothing is a link: one in a folder from elsewhere would be written through."""
+    for path in paths:
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a link, and would be written through; remove it, or choose results=FOLDER")
+
+
+def own_folder(path: Path) -> Path:
+    """Make a folder of a results folder.
+
+    Raises:
+        ConfigError: if it is a link to somewhere else.
+    """
+    _refuse_links(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -277,7 +321,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
             found = json.loads(path.read_bytes())
         if not isinstance(found, dict):
             raise ValueError("no JSON object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedRecordError(f"{path} is damaged ({error}); remove it and run again") from None
     return found
 

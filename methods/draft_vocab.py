@@ -44,7 +44,7 @@ class DraftHead:
                 f"{setting}={size} must be 0 (all tokens) or lie in [{widest}, {len(ranked)}]: a node of this tree has "
                 f"{widest} children, and {path} ranks {len(ranked)} tokens"
             )
-        if ranked.is_floating_point() or len(ranked.unique()) < len(ranked) or not _within(ranked, target.vocab):
+        if ranked.is_floating_point() or len(set(ranked.tolist())) < len(ranked) or not _within(ranked, target.vocab):
             raise ConfigError(f"{path} must rank different tokens of the target's {target.vocab}; set {setting}=0")
         # Ascending ids, so that among equals the lowest id stays first.
         self._ids = ranked[:size].long().sort().values.to(target.head_device)
