@@ -13,6 +13,7 @@ import pandas as pd
 
 import methods
 from bench.config import Style, Table, registered
+from bench.plan import VANILLA
 from bench.records import own_folder, write_atomically
 from bench.tables import MEAN, NEW, NO_WEIGHTS, Report
 
@@ -99,12 +100,23 @@ def latex(report: Report, title: str, style: Style) -> str:
     styled = whole.style.format(escape="latex").format_index(escape="latex").format_index(escape="latex", axis=1)
     body = styled.to_latex(hrules=True, multirow_align="naive", multicol_align="c")
     body = re.sub(r"\\\\\n(?=T=)", r"\\\\\n\\midrule\n", body)  # a rule before each further decoding
-    said = _plain(f"{title}. {caption(report, style)}")
+    said = _plain(f"{title}. {caption(report, style)}{_marks(report.rows)}")
     text = (
         "% needs \\usepackage{booktabs,graphicx}\n\\begin{table*}\n\\centering\n"
         f"\\caption{{{said}}}\n\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}\n\\end{{table*}}\n"
     )
     return text.replace("τ", r"$\tau$").replace(DIFFERS, r"$\neq$").replace("–", "--")
+
+
+def _marks(rows: pd.DataFrame) -> str:
+    """What the second table of Markdown says of a number and a LaTeX float has no place for, where it is not well."""
+    text = ""
+    for row in rows[rows["stability"].notna()].to_dict("records"):
+        unequal = row["lossless"] != f"identical {row['turns']:.0f}/{row['turns']:.0f}"
+        words = [row["stability"]] * (not row["stability"].startswith("stable")) + [row["lossless"]] * unequal
+        if words and row["method"] != VANILLA:
+            text += f"\n{row['method']} on {row['task']}, {row['decode']}: {'; '.join(words)}."
+    return text
 
 
 def write(report: Report, table: Table, results: Path, style: Style) -> list[Path]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.eagle_head import EagleHead, check_head
-from methods.errors import ConfigError
+from methods.errors import MOST_ROWS, ConfigError
 from methods.outline import Outline
 from methods.sampling import log_distribution, top
 from methods.target import Target
@@ -49,6 +49,11 @@ class Eagle2Config:
     def __post_init__(self) -> None:
         if min(self.total_tokens, self.depth, self.top_k) < 1:
             raise ConfigError("methods.eagle2.total_tokens, depth and top_k must be 1 or more")
+        if self.nodes > MOST_ROWS or self.top_k * self.depth > MOST_ROWS:
+            raise ConfigError(
+                f"methods.eagle2.total_tokens={self.total_tokens}, depth={self.depth} and top_k={self.top_k} draft "
+                f"more than {MOST_ROWS} nodes; lower them"
+            )
         for name, value in (("expand", self.expand), ("rerank_by", self.rerank_by)):
             if value not in ("value", "confidence"):
                 raise ConfigError(f"methods.eagle2.{name}={value} is not known; choose value or confidence")

@@ -24,6 +24,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from methods.base import ConfigError, Context, Draft, Outcome, Prefill, Request
+from methods.errors import MOST_ROWS
 from methods.target import Target
 from methods.tree import Tree, from_list
 
@@ -40,6 +41,11 @@ class LookaheadConfig:
     def __post_init__(self) -> None:
         if self.window < 1 or self.ngram < 2 or self.guesses < 1:
             raise ConfigError("methods.lookahead needs window >= 1, ngram >= 2 and guesses >= 1")
+        if (self.window + self.guesses) * self.ngram > MOST_ROWS:
+            raise ConfigError(
+                f"methods.lookahead with window={self.window}, ngram={self.ngram} and guesses={self.guesses} asks for "
+                f"more than {MOST_ROWS} rows; lower them"
+            )
 
 
 class Pool:

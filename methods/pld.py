@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from methods.base import ConfigError, Context, Draft, Outcome, Prefill, Request
+from methods.errors import MOST_ROWS
 from methods.target import Target
 from methods.tree import chain
 
@@ -35,8 +36,10 @@ class PLDConfig:
     def __post_init__(self) -> None:
         if self.variant not in ("orig", "hf"):
             raise ConfigError(f"methods.pld.variant={self.variant} is not known; choose orig or hf")
-        if self.max_ngram < 1 or self.num_draft < 1:
-            raise ConfigError("methods.pld.max_ngram and num_draft must be 1 or more")
+        if not 1 <= self.max_ngram <= MOST_ROWS or not 1 <= self.num_draft <= MOST_ROWS:
+            raise ConfigError(
+                f"methods.pld.max_ngram={self.max_ngram} and num_draft={self.num_draft} must lie in [1, {MOST_ROWS}]"
+            )
 
 
 class NgramIndex:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from methods.errors import ConfigError
+from methods.errors import MOST_ROWS, ConfigError
 
 _STAGE1 = "0/0:9 0/1:3 0/2:2 0/3:1 0/4:1 0/5:1 1/0:2 2/0:1 0/0/0:1"
 
@@ -74,6 +74,9 @@ def paths(tree: str) -> tuple[tuple[int, ...], ...]:
     root, bar, rest = text.partition("|")
     if not bar or not root.strip().isdigit() or int(root) < 1:
         raise ConfigError(f"tree {tree!r} is not known; choose {', '.join(TREES)}, or write one out as '3 | 0:2 1:1'")
+    counts = [root.strip(), *(entry.rpartition(":")[2] for entry in rest.split())]
+    if any(len(count) > 9 for count in counts) or sum(int(count) for count in counts if count.isdigit()) > MOST_ROWS:
+        raise ConfigError(f"tree {tree[:40]!r} has more than {MOST_ROWS} nodes; give a smaller one")
     nodes: set[tuple[int, ...]] = {(rank,) for rank in range(int(root))}
     for entry in sorted(rest.split(), key=lambda entry: entry.count("/")):
         name, _, count = entry.partition(":")

@@ -204,6 +204,31 @@ def test_a_truncated_file_is_refused(target: Target, tmp_path: Path, method: str
             safe.unlink()
 
 
+HUGE = {
+    "pld": {"num_draft": 10**9},
+    "pld's n-grams": {"max_ngram": 10**9},
+    "lookahead": {"window": 10**6},
+    "lookahead's guesses": {"guesses": 10**9},
+    "eagle2": {"total_tokens": 10**9, "top_k": 10**5},
+    "eagle2's depth": {"depth": 10**9},
+    "eagle": {"tree": "999999999 | 0:1"},
+    "medusa": {"tree": f"{'9' * 400} | 0:1"},
+    "hydra": {"tree": "5000 | 0:1"},
+    "sps": {"num_draft": 10**6},
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_draft_that_no_cache_could_hold_is_refused_before_any_weight_is_read(
+    target: Target, tmp_path: Path, kind: str
+) -> None:
+    method = kind.split("'")[0]
+    weights = {"weights": str(WRITERS[method](tmp_path, target))} if method in WRITERS else {}
+    with pytest.raises(ConfigError, match=r"4096|64") as refused:
+        methods.load(method, {**weights, **HUGE[kind]}, target)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("method", ["eagle", "medusa", "hydra"])
 @pytest.mark.parametrize(("tree", "said"), [("13 | 0:1", "13"), ("2 | 5:1", "'5:1' gives children")])
 def test_a_tree_that_cannot_be_drafted_is_refused(
