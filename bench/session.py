@@ -124,8 +124,16 @@ class Session:
 
     def _ready(self, cell: Cell) -> dict[str, Drafter]:
         """Load what the cell needs and is not loaded yet."""
-        self._load(cell.model)
-        return {name: self._drafter(name, cell.methods.get(name, {})) for name in (VANILLA, *cell.methods)}
+        try:
+            self._load(cell.model)
+            return {name: self._drafter(name, cell.methods.get(name, {})) for name in (VANILLA, *cell.methods)}
+        except Exception as error:
+            if not _out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"{cell.model.name} with {', '.join(cell.methods) or VANILLA} does not fit the memory here "
+                f"({str(error).splitlines()[0]}); take fewer methods, or a smaller model.dtype"
+            ) from None
 
     def _run_cell(self, cell: Cell, work: list[Work], drafters: dict[str, Drafter], store: Store) -> None:
         assert self._loaded is not None
@@ -181,6 +189,7 @@ class Session:
                 runtime=model.runtime,
                 context=model.context,
                 eos_tokens=tuple(model.eos_tokens),
+                accept=lambda tokenizer: prompts.render(tokenizer, model.template, ["?"], []),
             )
             away = {"cpu", "disk"} & set(devices.placement(self._loaded.target)) if torch.cuda.is_available() else set()
             if model.device == "map" and away:  # accelerate's way out of too little memory; its speed means nothing
@@ -215,8 +224,13 @@ class Session:
                 continue
             ids = prompts.render(self._loaded.tokenizer, cell.model.template, cell.questions[0].turns, [])
             request = Request(ids, cell.measure.warmup_tokens, frozenset(), sampling, "warm-up")
-            for _ in decode(self._loaded.target, drafter, request):
-                pass
+            try:
+                for _ in decode(self._loaded.target, drafter, request):
+                    pass
+            except Exception as error:
+                if name == VANILLA or not _out_of_memory(error):
+                    raise
+                continue  # its blocks will say so
             self._warm.add(key)
 
 

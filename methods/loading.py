@@ -13,6 +13,7 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -53,11 +54,13 @@ def load_model(
     runtime: str = "hf",
     eos_tokens: tuple[str, ...] = (),
     setting: str = "model.id",
+    accept: Callable[[Any], object] | None = None,
 ) -> Loaded:
     """Load a target, its tokenizer, and its EOS ids (the model's own, and ``eos_tokens`` such as ``<|eot_id|>``).
 
     ``device`` is ``auto`` (a GPU if there is one), a torch device, or ``map`` (layers over all GPUs by accelerate).
-    ``setting`` is what an error tells the user to change.
+    ``setting`` is what an error tells the user to change; ``accept`` is shown the tokenizer before any weight is read,
+    and may refuse it.
 
     Raises:
         ConfigError: if the source cannot be found, its hash is wrong, or the device or dtype is not there.
@@ -77,6 +80,8 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         _check_tokens(tokenizer, told.vocab, eos_tokens, source.id)
+        if accept:
+            accept(tokenizer)
         model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options, **_LOCAL)
     except ConfigError:
         raise

@@ -52,8 +52,8 @@ HOSTILE = {
 
 def main() -> int:
     """Print the counts; 1 if a kind has none, which means that a test was renamed."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-o", "addopts=", "tests"]
-    found = subprocess.run([*command, "-q"], capture_output=True, text=True, cwd=ROOT, check=False).stdout  # noqa: S603
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "tests"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout  # noqa: S603
     tests = [line.removeprefix("tests/") for line in found.splitlines() if "::" in line]
     code = 0
     for title, kinds in (("bad input", BAD), ("hostile input", HOSTILE)):

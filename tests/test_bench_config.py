@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import hydra
 import pytest
-from bench_support import ROOT, Command, in_subprocess
+from bench_support import ROOT, Command, environment, in_subprocess
 from omegaconf import DictConfig, OmegaConf
 
 import bench.search_path
@@ -288,3 +290,32 @@ def test_a_digest_ignores_the_order_of_keys_and_nothing_else() -> None:
     assert digest([1, 2]) != digest([2, 1])
     assert method_id("pld", {"n": 1}) != method_id("sps", {"n": 1})
     assert re.fullmatch(r"[0-9a-f]{12}", digest({}))
+
+
+def test_a_refusal_imports_no_torch(tmp_path: Path) -> None:
+    """One process for all: what each of them would import, they import together."""
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['transformers'] = None  # an import of either now raises\n"
+        "import bench.run\n"
+        f"for typed in {list(MISTAKES)!r}:\n"
+        f"    sys.argv = ['bench.run', *typed.split(), {DRY!r}]\n"
+        "    try:\n"
+        "        bench.run.main()\n"
+        "    except SystemExit as stopped:\n"
+        "        assert stopped.code == 2, typed\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(MISTAKES)
+    assert all(line.startswith("error: ") for line in lines)
+    assert not list(tmp_path.iterdir()), "a wrong request leaves nothing behind"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from bench_support import Command, tiny_settings, write_questions
 from heads import write_medusa
 from transformers import LlamaConfig
@@ -51,6 +53,20 @@ class Hungry(PLD):
     def begin(self, request: Request, prefill: Any) -> None:
         super().begin(request, prefill)
         self._asked = request
+
+
+class Starving(PLD):
+    """Has no memory for anything, warm-up included."""
+
+    def begin(self, request: Request, prefill: Any) -> None:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+class TooLarge(PLD):
+    """Does not even load."""
+
+    def __init__(self, *_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
 
 
 class Cheating(PLD):
@@ -254,6 +270,47 @@ def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s
     assert command(*arguments).code == 0
     assert [run["method"] for run in store.blocks()[4]["runs"]] == ["pld", "vanilla"]
     assert "out of memory" not in command(*arguments, module="bench.report").out
+
+
+def test_a_method_without_memory_for_anything_has_no_row_and_the_others_have_theirs(
+    toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Starving")
+    result = command("method=[pld,lookahead]", *toy)
+    assert result.code == 1
+    rows = [line for line in result.out.splitlines() if line.startswith("| ")]
+    assert not any(line.startswith("| pld") for line in rows)
+    assert any(line.startswith("| lookahead") for line in rows)
+    assert "pld: out of memory on 4 of 4 questions (q0, q1, q2, ...)" in result.last_line["holes"][0]
+
+
+def test_a_method_that_does_not_fit_beside_the_model_is_one_line(
+    toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:TooLarge")
+    result = command("method=pld", *toy)
+    assert result.code == 2
+    assert result.err.splitlines()[-1] == (
+        "error: tiny with pld does not fit the memory here (CUDA out of memory. Tried to allocate 2.00 GiB.); take "
+        "fewer methods, or a smaller model.dtype"
+    )
+
+
+def test_a_tokenizer_without_the_template_s_needs_is_refused_before_any_weight_is_read(
+    toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+) -> None:
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    facts = json.loads(path.read_text())
+    facts.pop("chat_template", None)
+    path.write_text(json.dumps(facts))
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights were read")
+    )
+    result = command("method=pld", *toy, f"model.id={folder}")
+    assert result.code == 2
+    assert "model.template=tokenizer, but this tokenizer brings no chat template" in result.err
 
 
 def test_a_baseline_without_memory_fails_its_cell(
