@@ -25,7 +25,8 @@ def main(folder: Path, cells: int, records: int, seed: int) -> None:
                 with store.writing():
                     if store.done() is None:
                         for index in range(len(store.blocks()), records):
-                            store.append_block({"schema": SCHEMA, "by": seed, "cell": number, "index": index})
+                            block = {"question_id": str(index), "repeat": 0, "runs": [], "index": index}
+                            store.append_block({"schema": SCHEMA, "by": seed, "cell": number, **block})
                         store.mark_done({"by": seed})
                         print(number)
             except Busy:

@@ -57,6 +57,7 @@ class TableModel:
 
     context, vocab, dtype = 10**9, VOCAB, torch.float32
     device = head_device = torch.device("cpu")
+    runtime = "hf"
 
     def __init__(self, noise: float = 0.0) -> None:
         self.table = table(1, noise)

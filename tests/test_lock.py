@@ -166,12 +166,12 @@ def test_an_owner_beats_while_it_lives(tmp_path: Path) -> None:
 
 
 def test_one_that_was_suspended_and_lost_writes_nothing_more(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store, block = Store(tmp_path), {"schema": 1, "question_id": "a", "repeat": 0, "runs": []}
     with store.writing():
-        store.append_block({"schema": 1})
+        store.append_block(block)
         (tmp_path / ".owner.2").write_text(json.dumps({"id": "y", "host": "node8", "pid": 1, "table": "another"}))
         with pytest.raises(Lost, match="was taken over"):
-            store.append_block({"schema": 1})
+            store.append_block(block)
         with pytest.raises(Lost):
             store.mark_done({})
     assert len(store.blocks()) == 1
