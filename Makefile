@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Extra settings for bench.run, as in: make reproduce-table1 ARGS="task.count=20"
 ARGS   ?=
+RUNTIME ?= fused
 # What a table needs and this machine lacks; sizes are shown first. Nothing for the embedded model.
 fetch   = [ -n "$$HF_HUB_OFFLINE" ] || $(BIN)/python scripts/prefetch.py table=$(1) $(ARGS)
 
@@ -78,10 +79,10 @@ coverage: $(STAMP) ## How often a 95 % interval holds the truth, on simulated qu
 	@echo "simulating"
 	$(BIN)/python scripts/coverage.py $(ARGS)
 
-bench: $(STAMP) ## Our loop against transformers' generate; what a cycle costs; each piece (ARGS="--runtime hf")
+bench: $(STAMP) ## Our loop against transformers' generate; what a cycle costs; each piece (RUNTIME=hf)
 	@echo "measuring against transformers' generate, then cycles, then pieces (half an hour on two cores)"
-	$(BIN)/python scripts/bench_generate.py --runtime fused $(ARGS)
-	$(BIN)/python scripts/bench_cycle.py --runtime fused $(ARGS)
+	$(BIN)/python scripts/bench_generate.py --runtime $(RUNTIME)
+	$(BIN)/python scripts/bench_cycle.py --runtime $(RUNTIME)
 	$(BIN)/python scripts/bench_parts.py
 
 clean: ## Remove .venv and caches; records and tables stay

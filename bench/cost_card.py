@@ -9,8 +9,8 @@ bounds only: nothing here decides a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bench import sizes
@@ -50,8 +50,10 @@ def bound(cycle: Work, size: Size, element: int, speeds: Speeds, context: float)
 
 def work_of(name: str, knobs: dict[str, Any], size: Size) -> Work | None:
     """A cycle of a method at its settings, at most; None where the method, its head or a setting is not known."""
-    head = sizes.of_head(knobs["weights"]) if knobs.get("weights") else None
-    return work(registered(name), knobs, head, size.vocab, size.hidden)
+    weights = knobs.get("weights")
+    whole = sizes.of_whole_draft(weights) if weights else None
+    head = whole or (sizes.of_head(weights) if weights else None)
+    return work(registered(name), knobs, head, size.vocab, size.hidden, whole=whole is not None)
 
 
 def before(cell: Cell, speeds: Speeds) -> list[str]:
@@ -79,7 +81,7 @@ def before(cell: Cell, speeds: Speeds) -> list[str]:
 
 def after(cell: Cell, blocks: Iterable[dict[str, Any]], speeds: Speeds) -> list[str]:
     """Of vanilla and each method: the share of the bound that its cycles reached, predicted and measured speedup."""
-    size, measured = sizes.of_target(cell.model), _cycles(blocks)
+    size, measured = sizes.of_target(cell.model), _cycles(blocks, cell.method_ids)
     if size is None or VANILLA not in measured:
         return []
     element, lines = BYTES[cell.model.dtype], []
@@ -89,7 +91,7 @@ def after(cell: Cell, blocks: Iterable[dict[str, Any]], speeds: Speeds) -> list[
         asked = work_of(name, cell.methods.get(name, {}), size)
         if asked is None:
             continue
-        cycle = bound(replace(asked, rows=found.rows), size, element, speeds, found.context)
+        cycle = bound(asked.at(found.rows), size, element, speeds, found.context)
         line = f"  {name}: {found.seconds * 1e3:.3g} ms a cycle, bound {cycle.seconds * 1e3:.3g} ms: "
         line += f"{100 * cycle.seconds / found.seconds:.0f} % reached"
         if name != VANILLA:
@@ -110,11 +112,14 @@ class _Cycle:
     context: float
 
 
-def _cycles(blocks: Iterable[dict[str, Any]]) -> dict[str, _Cycle]:
+def _cycles(blocks: Iterable[dict[str, Any]], idents: Mapping[str, str]) -> dict[str, _Cycle]:
+    """Of the methods with these ids, and of vanilla in their blocks: a folder keeps what other settings measured."""
+    names = {ident: name for name, ident in idents.items()}
     sums: dict[str, list[float]] = {}
     for block in blocks:
-        for run in block["runs"]:
-            total = sums.setdefault(run["method"], [0.0] * 5)
+        here = [run for run in block["runs"] if run["method_id"] in names]
+        for run in [*(run for run in block["runs"] if run["method"] == VANILLA and (here or not names)), *here]:
+            total = sums.setdefault(names.get(run["method_id"], VANILLA), [0.0] * 5)
             for turn in run["turns"]:
                 count = len(turn["end_ns"]) - 1
                 total[0] += count

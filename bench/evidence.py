@@ -68,7 +68,8 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
         short = shortfall.explained(cell, work, recorded)
         if short is None:
             failed = store.failed()
-            reason = failed["error"] if failed else f"{len(work)} of {len(cell.questions)} questions to run"
+            whole = len(cell.questions) * cell.measure.repeats
+            reason = failed["error"] if failed else f"{len(work)} of {whole} blocks to run"
             holes.append(f"{cell.name}: {reason}")
             continue
         blocks = _asked_for(cell, recorded)

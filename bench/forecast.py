@@ -130,7 +130,10 @@ def roofline(cell: Cell, where: Device) -> Pace | None:
     if size is None or (where.gpu is not None and where.gpu.bandwidth is None):
         return None
     if where.gpu is None:
-        bandwidth, name = machine.speeds(cell.model.dtype).copy, "measured here"
+        speeds = machine.known(cell.model.dtype)  # a plan measures nothing
+        if speeds is None:
+            return None
+        bandwidth, name = speeds.copy, "measured here"
     else:
         assert where.gpu.bandwidth is not None
         bandwidth, name = where.gpu.bandwidth, where.gpu.name

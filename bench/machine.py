@@ -1,15 +1,16 @@
-"""How fast this machine copies and multiplies: measured once, kept in the user's cache by kind of machine and dtype.
+"""How fast this CPU copies and multiplies: measured once, kept in the user's cache by CPU, threads and dtype.
 
-A bound on decoding needs two numbers, and a data sheet knows them for a GPU at best. Each is the best of a few tries on
-operands too large for a cache, on a CPU by the process's own time where that is less (others' work does not count). One
-taken on a busy machine is still too low, and stays until its file is removed (``speeds.json`` in ``DRAFTBENCH_CACHE``,
-default ``~/.cache/draftbench``). Torch loads only to measure.
+A bound on decoding needs two numbers, which a data sheet knows for a GPU at best. Each is the best of a few tries, by
+the process's own time where that is less (others' work does not count). One taken on a busy machine is still too low,
+and stays until its file is removed (``speeds.json`` in ``DRAFTBENCH_CACHE``, default ``~/.cache/draftbench``). Torch
+loads only to measure.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,43 +36,56 @@ class Speeds:
     taken: str
 
 
+def known(dtype: str) -> Speeds | None:
+    """What was measured before; None if nothing was, or the file is none of ours."""
+    return _kept().get(f"{_kind()}, {dtype}")
+
+
 def speeds(dtype: str) -> Speeds:
-    """Of the device that ``device=auto`` chooses here: from the cache, else measured now (about two seconds)."""
-    path, facts = cache_folder() / "speeds.json", hardware.describe()
-    key = f"{hardware.kind(facts)}, {dtype}"
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(path.read_text())
-    if key not in known:
-        known[key] = asdict(_measure(dtype))
+    """From the cache, else measured now (about two seconds)."""
+    found = known(dtype)
+    if found is None:
+        found, kept = _measure(dtype), _kept()
+        alike = [one for key, one in kept.items() if key.startswith(f"{_kind()}, ")]
+        if alike:  # copying knows no dtype: one figure for all
+            found = Speeds(alike[0].copy, found.multiply, found.taken)
+        kept[f"{_kind()}, {dtype}"] = found
+        path = cache_folder() / "speeds.json"
         with contextlib.suppress(OSError):  # a cache that can't be written costs two seconds next time
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(known, indent=1) + "\n")
-    return Speeds(**known[key])
+            write_atomically(path, json.dumps({key: asdict(one) for key, one in kept.items()}, indent=1) + "\n")
+    return found
+
+
+def _kept() -> dict[str, Speeds]:
+    try:
+        found: dict[str, dict[str, Any]] = json.loads((cache_folder() / "speeds.json").read_text())
+        return {key: Speeds(**one) for key, one in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _kind() -> str:
+    facts = hardware.describe()
+    return hardware.kind({**facts, "gpus": [], "threads": int(os.environ.get("OMP_NUM_THREADS") or facts["cores"])})
 
 
 def _measure(dtype: str) -> Speeds:
     import torch
 
-    on_gpu = torch.cuda.is_available()
-    where = torch.device("cuda" if on_gpu else "cpu")
-    source = torch.ones(_COPIED // 4, dtype=torch.float32, device=where)
+    source = torch.ones(_COPIED // 4, dtype=torch.float32)
     sink = torch.zeros_like(source)
-    rows = torch.randn(_ROWS, _SIDE, device=where).to(getattr(torch, dtype))
-    weight = torch.randn(_SIDE, _SIDE, device=where).to(rows.dtype)
+    rows = torch.randn(_ROWS, _SIDE).to(getattr(torch, dtype))
+    weight = torch.randn(_SIDE, _SIDE).to(rows.dtype)
 
     def best(work: Callable[[], object]) -> float:
         """Seconds of the fastest try after one that warms up."""
         taken: list[int] = []
         while len(taken) <= _TRIES and (len(taken) < 2 or sum(taken) < _ENOUGH_NS):
-            if on_gpu:
-                torch.cuda.synchronize()
             start, start_cpu = now_ns(), cpu_ns()
             work()
-            if on_gpu:
-                torch.cuda.synchronize()
             wall, cpu = now_ns() - start, (cpu_ns() - start_cpu) // torch.get_num_threads()
-            taken.append(wall if on_gpu else min(wall, max(cpu, 1)))
+            taken.append(min(wall, max(cpu, 1)))
         return min(taken[1:]) / 1e9
 
     with torch.inference_mode():

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from bench import cost_card, forecast, lock, machine, sizes
+from bench import cost_card, forecast, hardware, lock, machine, sizes
 from bench.config import Plan
 from bench.forecast import Device, Footprint, Pace
 from bench.plan import Cell, missing
@@ -70,22 +70,29 @@ def price(cells: list[Cell], results: Path, plan: Plan) -> int:
     for refusal in refusals.values():
         print(f"does not fit: {refusal}")
     if where.gpu is None:
-        cards([cell for cell in cells if not cell.idle])
+        cards([cell for cell in cells if not cell.idle], measure=False)
     size = round(sum(downloads.values()) / 1e9, 1)
     facts = {"cells": len(cells), "blocks_to_run": blocks, "hours": round(total, 2), "cells_unpriced": unpriced}
     print(json.dumps({**facts, "download_gb": size, "device": where.name, "does_not_fit": sorted(refusals)}))
     return 2 if refusals else 0
 
 
-def cards(cells: list[Cell], results: Path | None = None) -> None:
-    """Print a cost card to stderr: what this machine can do at most, and with ``results`` how near records come."""
+def cards(cells: list[Cell], results: Path | None = None, *, measure: bool = True) -> None:
+    """Print a cost card to stderr: what this CPU can do at most, and with ``results`` how near records come.
+
+    Nothing on a machine with a GPU; without ``measure`` nothing before a run has measured the machine.
+    """
+    if hardware.has_gpu():
+        return
     seen: set[tuple[int, ...]] = set()
     for cell in cells:
         key = (id(cell.model), *map(id, cell.methods.values()), id(cell) if results else 0)
         if key in seen or sizes.of_target(cell.model) is None:
             continue
         seen.add(key)
-        speeds = machine.speeds(cell.model.dtype)
+        speeds = machine.speeds(cell.model.dtype) if measure else machine.known(cell.model.dtype)
+        if speeds is None:
+            continue
         store = Store(cell.folder(results)) if results else None
         lines = cost_card.after(cell, store.blocks(), speeds) if store else cost_card.before(cell, speeds)
         print(*lines, sep="\n", file=sys.stderr)

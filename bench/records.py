@@ -26,7 +26,7 @@ from bench.lock import Busy, Lock, Lost
 from methods.errors import ConfigError
 
 SCHEMA = 1
-_WRITTEN = ("sessions", "blocks.jsonl", "traces.jsonl", "events.jsonl")
+_WRITTEN = ("sessions", "blocks.jsonl", "disturbed.jsonl", "traces.jsonl", "events.jsonl")
 
 
 class DamagedRecordError(RuntimeError):
@@ -82,6 +82,10 @@ class Store:
 
     def append_block(self, block: dict[str, Any]) -> None:
         self._append("blocks.jsonl", block)
+
+    def disturbed(self) -> list[dict[str, Any]]:
+        """The attempts that were set aside, in the order they were made."""
+        return _read_lines(self.folder / "disturbed.jsonl")
 
     def append_disturbed(self, block: dict[str, Any]) -> None:
         self._append("disturbed.jsonl", block)

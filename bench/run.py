@@ -89,18 +89,23 @@ def _run(config: DictConfig) -> int:
     elif launcher.name == "slurm" and plan.index is None:
         names = {cell.name for cell in todo}
         indices = [index for index, cell in enumerate(cells) if cell.name in names]
-        failed = slurm.submit(launcher, HydraConfig.get().overrides.task, indices, results) != 0
+        # By its name: profile=auto is another grid on a node with a GPU than where it was submitted.
+        given = [each for each in HydraConfig.get().overrides.task if not each.startswith("profile=")]
+        failed = slurm.submit(launcher, [*given, f"profile={profile.name}"], indices, results) != 0
     else:
         print(f"profile {profile.name}: {len(todo)} of {len(mine)} cells to run, results in {results}", file=sys.stderr)
         overview.refuse_too_large(todo, plan)
+        overview.cards(todo)
         from bench.session import Session  # torch loads only now
 
         failed = bool(Session().run(todo, results))
-        overview.cards(todo, results)
     if plan.index is not None:  # the table is of all tasks: bench.report, or the command that submitted them
         print(json.dumps({"cell": mine[0].name, "failed": failed}))
         return 1 if failed else 0
-    return max(finish(cells, table, results, style), 1 if failed else 0)
+    code = finish(cells, table, results, style)
+    if launcher.name == "local":
+        overview.cards(todo, results)
+    return max(code, 1 if failed else 0)
 
 
 def _lacks_something(cell: Cell, store: Store) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -140,15 +141,18 @@ class Session:
         self._warm_up(cell, drafters)
         running, reasons = _Running(), set[str]()
         known = shortfall.recorded(store.blocks())
+        spoilt = Counter((block["question_id"], block["repeat"]) for block in store.disturbed())
         for attempt in range(1, conditions.ATTEMPTS + 1):
             label = f"{cell.model.name} {cell.task.name} {cell.decode.name}" + f", attempt {attempt}" * (attempt > 1)
             again: list[Work] = []  # after the others: what heated the GPU has had time to pass
             with tqdm(work, desc=label, unit="block", dynamic_ncols=True) as bar:
                 for item in bar:
                     block = _Block(cell, item, self._loaded, drafters, self._read).run()
-                    block = {"schema": SCHEMA, "session": self.name, "attempt": attempt, **block}
+                    before = spoilt[item.question.id, item.repeat]  # in other runs too
+                    block = {"schema": SCHEMA, "session": self.name, "attempt": before + 1, **block}
                     if block["disturbed"]:
                         store.append_disturbed(block)
+                        spoilt[item.question.id, item.repeat] += 1
                         again.append(item)
                         reasons |= set(block["disturbed"])
                         tqdm.write(f"question {item.question.id}: {', '.join(block['disturbed'])}", file=sys.stderr)
@@ -347,7 +351,15 @@ class _Block:
             record["nodes"] = drafter.facts
         if cell.measure.audit:
             record["keyed"] = request.sampling.greedy or not drafter.rejection
-            record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=record["keyed"])
+            try:
+                record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=record["keyed"])
+            except Exception as error:
+                if not _out_of_memory(error):
+                    raise
+                raise RuntimeError(  # ours, not the method's, whose timed run was fine
+                    f"no memory left to audit {name} on question {self._work.question.id}; set measure.audit=false, "
+                    "or take fewer methods"
+                ) from None
         return record
 
 

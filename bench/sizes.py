@@ -58,6 +58,12 @@ def of_head(weights: Any) -> int | None:
     return _listed().get(ident, {}).get("parameters")
 
 
+def of_whole_draft(weights: Any) -> int | None:
+    """Weights that a forward of a listed causal LM reads, its output matrix among them; None for any other draft."""
+    known = _listed().get(weights["id"] if isinstance(weights, dict) else str(weights), {})
+    return known["parameters"] - known["vocab"] * known["hidden"] if "vocab" in known else None
+
+
 def head_folder(weights: Any) -> Path | None:
     """Where a draft head lies on this machine; None if it has to be downloaded."""
     source = weights if isinstance(weights, dict) else {"kind": "hub", "id": str(weights)}
@@ -88,22 +94,31 @@ def _listed() -> dict[str, dict[str, int]]:
 
 
 def _of_folder(folder: Path) -> Size | None:
-    parameters, config = _parameters(folder), json.loads((folder / "config.json").read_text())
-    heads = config.get("num_attention_heads")
-    if not parameters or not heads:
-        return None
-    dim = config.get("head_dim") or config["hidden_size"] // heads
-    cached = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * dim
-    tied = bool(config.get("tie_word_embeddings"))
-    return Size(parameters, cached, config["vocab_size"], config["hidden_size"], tied)
+    parameters = _parameters(folder)
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        dim = config.get("head_dim") or config["hidden_size"] // heads
+        cached = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * dim
+        tied = bool(config.get("tie_word_embeddings"))
+        return Size(parameters, cached, config["vocab_size"], config["hidden_size"], tied) if parameters else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
+        return None  # as above: the loader says what is wrong with it
 
 
 @cache
 def _parameters(folder: Path) -> int:
-    """Elements of all tensors, from the headers of the safetensors files: the first 8 bytes say how long one is."""
+    """Elements of all tensors, from the headers of the safetensors files: the first 8 bytes say how long one is.
+
+    0 where a file is damaged.
+    """
     total = 0
     for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        try:
+            with path.open("rb") as file:
+                length = struct.unpack("<Q", file.read(8))[0]
+                header = json.loads(file.read(min(length, path.stat().st_size)))
+            total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        except (OSError, struct.error, ValueError, TypeError, KeyError, AttributeError):
+            return 0  # damaged: the loader says so, with the file's name
     return total

@@ -17,7 +17,7 @@ from bench.config import Launcher
 from methods.errors import ConfigError
 
 _FOR_EVER = 1000
-"""Each further run of a task makes blocks, so there is no number of time limits after which to give up."""
+"""Each further run of a task makes blocks where its time limit holds one, so there is no number to give up after."""
 
 
 def submit(launcher: Launcher, given: Sequence[str], indices: Sequence[int], results: Path) -> int:

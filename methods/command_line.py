@@ -41,9 +41,11 @@ def check(arguments: Sequence[str], conf: Path) -> None:
             _check_flag(argument.partition("=")[0])
             continue
         key, _, value = argument.partition("=")
-        name = key.lstrip("+~")
+        name, _, package = key.lstrip("+~").partition("@")
         if not name:
             raise ConfigError(f"{argument!r} is not a setting; settings are given as key=value")
+        if package:
+            raise ConfigError(f"{argument}: where an option's settings go is fixed here; write {name}=OPTION")
         if re.match(r"hydra\b", name) and not _SLURM.fullmatch(name):
             raise ConfigError(f"{argument}: Hydra's own settings are fixed here; see python -m bench.run --help")
         if _RESOLVER.search(value):

@@ -143,7 +143,10 @@ class _Mask:
             hidden = torch.zeros_like(tail, dtype=dtype).masked_fill_(~tail, -torch.inf)
             buffer[:, buffer.shape[1] - shape[1] :] = hidden.repeat_interleave(self._share, 0)
             self._kept[shape] = buffer, tail
-        return buffer[:, buffer.shape[1] - length :]
+        seen = buffer[:, buffer.shape[1] - length :]
+        if seen.is_cuda:  # its kernels want rows that start at multiples of 16 bytes; a view from the right does not
+            return seen.new_empty(seen.shape[0], -(-length // 8) * 8)[:, :length].copy_(seen)
+        return seen
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> Product:

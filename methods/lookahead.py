@@ -74,7 +74,7 @@ class Lookahead:
 
     def __init__(self, config: LookaheadConfig, target: Target, tokenizer: Any = None) -> None:
         self._config = config
-        self._device = target.device
+        self._device = target.head_device
         widest = max(level * (config.window + config.ngram - 1 - level) for level in range(1, config.ngram))
         self.max_rows = widest + config.guesses * (config.ngram - 1) + 1
 

@@ -72,7 +72,7 @@ class PLD:
 
     def __init__(self, config: PLDConfig, target: Target, tokenizer: Any = None) -> None:
         self._config = config
-        self._device = target.device
+        self._device = target.head_device
         self.max_rows = config.num_draft + 1
 
     def begin(self, request: Request, prefill: Prefill) -> None:

@@ -29,8 +29,8 @@ class Vanilla:
     max_rows = 1
 
     def __init__(self, config: VanillaConfig, target: Target, tokenizer: Any = None) -> None:
-        self._tree = chain(0, target.device)
-        self._device = target.device
+        self._tree = chain(0, target.head_device)  # where the logits are: layers may lie on several GPUs
+        self._device = target.head_device
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         pass

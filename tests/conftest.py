@@ -28,9 +28,23 @@ methods.base.Tree = methods.tree.Tree
 
 from methods.base import Drafter, Request, Step  # noqa: E402
 from methods.decoding import decode  # noqa: E402
+from methods.paths import cache_folder  # noqa: E402
 from methods.target import Target  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests' own, with the user's unpacked model: what a busy machine seems to do must not stay in theirs."""
+    folder = tmp_path_factory.mktemp("cache")
+    for unpacked in cache_folder().glob("llm-*"):
+        (folder / unpacked.name).symlink_to(unpacked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTBENCH_CACHE", str(folder))
+        yield
+
+
 # The same examples on every run: a red build must be red again on a laptop.
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("house")

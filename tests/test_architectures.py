@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen2Config
 
 import methods
 from methods.base import ConfigError, Request, Sampling
-from methods.target import Target
+from methods.target import Target, context_of
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "mistral": MistralConfig}
 SHAPE = {
@@ -139,3 +140,9 @@ def test_a_sliding_window_ends_the_text_where_it_would_start_to_slide(
 def test_greedy_text_is_generates_on_a_gpu(family: str) -> None:
     check_equal_to_generate(build(family).cuda())
     check_equal_to_generate(build(family, torch.float32).cuda())
+
+
+def test_longrope_ends_the_text_where_its_frequencies_would_change() -> None:
+    """Else a tree that reaches beyond turns the root's row to frequencies that vanilla does not use there."""
+    long = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    assert context_of(SimpleNamespace(max_position_embeddings=160, rope_parameters=long), None) == 40

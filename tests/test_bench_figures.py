@@ -166,7 +166,7 @@ def test_without_records_there_is_no_picture_and_a_hole(tmp_path: Path) -> None:
     for name in figures.DRAWINGS:
         text, holes, paths = figures.draw([empty], table(name), tmp_path, PAPER)
         assert paths == []
-        assert holes == [f"{empty.name}: 12 of 12 questions to run"]
+        assert holes == [f"{empty.name}: 12 of 12 blocks to run"]
         assert holes[0] in text
     assert not (tmp_path / "figures").exists()
 

@@ -95,9 +95,9 @@ def test_a_cell_that_is_not_whole_is_a_hole_with_its_reason(tmp_path: Path) -> N
     none = replace(none, methods={"pld": {"max_ngram": 9}})
     report = tables.collect([done, part, failed, none], tmp_path)
     assert report.holes == [
-        f"{part.name}: 1 of 2 questions to run",
+        f"{part.name}: 1 of 2 blocks to run",
         f"{failed.name}: RuntimeError: out of memory",
-        f"{none.name}: 2 of 2 questions to run",
+        f"{none.name}: 2 of 2 blocks to run",
     ]
     assert set(report.rows["task"]) == {"done"}
     page = layout.markdown(report, "A title", PAPER)
@@ -380,7 +380,7 @@ def test_a_report_before_the_run_is_a_page_of_holes_and_exits_1(small_table: lis
     result = command(*small_table, module="bench.report")
     assert result.code == 1
     assert len(result.last_line["holes"]) == 4
-    assert all(hole.endswith(": 2 of 2 questions to run") for hole in result.last_line["holes"])
+    assert all(hole.endswith(": 2 of 2 blocks to run") for hole in result.last_line["holes"])
 
 
 def test_records_of_two_machines_are_refused_in_one_line(

@@ -223,5 +223,12 @@ def test_two_runs_of_one_cell_do_not_mix(toy: list[str], command: Command, tmp_p
 def test_a_command_line_is_kept_whole_but_for_secrets() -> None:
     assert redact("decode.max_new_tokens=128") == "decode.max_new_tokens=128"
     assert redact("methods.eagle2.total_tokens=60") == "methods.eagle2.total_tokens=60"
-    for secret in ("HF_TOKEN=abc", "+api_key=abc", "password=abc", "x.secret_name=abc", "id=hf_abcdefghijk"):
+    for secret in (
+        "HF_TOKEN=abc",
+        "+api_key=abc",
+        "password=abc",
+        "x.secret_name=abc",
+        "id=hf_" + "abc" * 8,
+        "{'token': 'abc'}",
+    ):
         assert "abc" not in redact(secret)

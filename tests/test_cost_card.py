@@ -70,14 +70,17 @@ def test_the_card_after_a_run_holds_the_measured_speedup_against_the_predicted(
     slow = turn([1] * 10, rows=[7, *[1] * 9], **facts)
     fast = turn([1, 3, 3, 3], rows=[7, 4, 4, 4], **{**facts, "end_ns": facts["end_ns"][:4]})
     record = block("a", {"vanilla": [slow], "pld": [fast]})
+    record["runs"][1]["method_id"] = one.method_ids["pld"]
     title, vanilla, pld = cost_card.after(one, [record], SPEEDS)
     assert title.startswith(one.name)
-    found = cost_card._cycles([record])
+    found = cost_card._cycles([record], one.method_ids)
     assert found["pld"].tau == 3
     assert "vanilla: 1e+05 ms a cycle, bound 4.08e+04 ms: 41 % reached" in vanilla  # 4 x (900 + 12 tokens x 10) bytes
     assert "tau 3.00 predicts " in pld
     assert pld.endswith("measured 3.00x")  # cycles as long as vanilla's
     assert cost_card.after(one, [], SPEEDS) == []
+    other = cell(methods={"pld": {"num_draft": 4}})
+    assert cost_card.after(other, [record], SPEEDS) == [], "another setting of the same name"
 
 
 def test_a_machine_is_measured_once_per_dtype(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,5 +90,31 @@ def test_a_machine_is_measured_once_per_dtype(monkeypatch: pytest.MonkeyPatch, t
     assert first.multiply > 0
     monkeypatch.setattr(machine, "_measure", lambda dtype: Speeds(1.0, 2.0, "now"))
     assert machine.speeds("float32") == first
-    assert machine.speeds("bfloat16") == Speeds(1.0, 2.0, "now")
-    assert len(json.loads((tmp_path / "cache" / "speeds.json").read_text())) == 2
+    assert machine.known("bfloat16") is None
+    assert machine.speeds("bfloat16") == Speeds(first.copy, 2.0, "now"), "copying knows no dtype"
+    kept = tmp_path / "cache" / "speeds.json"
+    assert len(json.loads(kept.read_text())) == 2
+    kept.write_text('{"a": {"copy": 1}}')
+    assert machine.known("float32") is None
+    assert machine.speeds("float32") == Speeds(1.0, 2.0, "now")
+
+
+def test_a_chain_s_passes_follow_its_rows_and_a_draft_of_its_own_reads_its_own_output_matrix() -> None:
+    knobs = {"num_draft": 5, "weights": {"kind": "hub", "id": "double7/vicuna-68m", "revision": None}}
+    work = cost_card.work_of("sps", knobs, SIZE)
+    assert work is not None
+    assert (work.rows, work.passes) == (6, 5)
+    assert work.elements == 68_030_208 - 32_000 * 768
+    assert (work.at(3).rows, work.at(3).passes) == (3, 2)
+
+
+def test_what_an_outside_method_calls_tree_is_not_read() -> None:
+    assert cost_card.work("elsewhere", {"tree": ["binary"]}, 50, 20, 5) is None
+
+
+def test_damaged_weights_have_no_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2}')
+    for content in (b"", b"\xff" * 16, (9).to_bytes(8, "little") + b"no json"):
+        sizes._parameters.cache_clear()
+        (tmp_path / "model.safetensors").write_bytes(content)
+        assert sizes._of_folder(tmp_path) is None

@@ -54,6 +54,8 @@ def changed(path: Path, **changes: Any) -> None:
 # The command line.
 
 ARGUMENTS = {
+    "a package": "+method@_global_=../../evil",
+    "Hydra's node as a package": "+method@hydra.run=../../evil",
     "a callback": "+hydra.callbacks.evil._target_=os.mkdir",
     "a launcher's class": "hydra.launcher._target_=os.mkdir",
     "a logging handler": "+hydra.job_logging.handlers.evil.()=os.mkdir",
@@ -334,8 +336,10 @@ def test_a_sweep_leaves_its_own_record_inside_the_results(
 
 
 def test_what_is_hidden_is_a_credential_and_nothing_else() -> None:
-    for kept in ("decode.max_new_tokens=16", "model.eos_tokens=[</s>]", "profile=embedded", "https://host/a/b?c=d"):
+    for kept in ("decode.max_new_tokens=16", "model.eos_tokens=[</s>]", "profile=embedded", "https://host/a/b?c=d",
+                 "results=/scratch/hf_results_2024", "hf_raise_for_status(response)"):  # fmt: skip
         assert redact(kept) == kept
     for secret in (TOKEN, "Authorization: Bearer abc.def", "HF_TOKEN=abc", "ghp_" + "a" * 36,
-                   "sk-" + "a" * 24, "AKIA" + "A" * 16, "password: hunter2", "https://u:p@host"):  # fmt: skip
+                   "sk-" + "a" * 24, "AKIA" + "A" * 16, "password: hunter2", "https://u:p@host",
+                   "{'token': 'abc'}"):  # fmt: skip
         assert "<redacted>" in redact(secret)

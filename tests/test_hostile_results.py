@@ -52,6 +52,8 @@ LINKS = {
     "all cells": "runs",
     "a cell": "runs/{cell}",
     "its blocks": "runs/{cell}/blocks.jsonl",
+    "its disturbed blocks": "runs/{cell}/disturbed.jsonl",
+    "its traces": "runs/{cell}/traces.jsonl",
     "its events": "runs/{cell}/events.jsonl",
     "its sessions": "runs/{cell}/sessions",
     "the tables": "tables",

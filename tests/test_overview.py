@@ -26,7 +26,8 @@ H100 = Plan(dry_run=True, status=False, gpu="h100", gpus=1)
 def no_models_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hardware, "_gpus", list)
-    monkeypatch.setattr(machine, "speeds", lambda dtype: machine.Speeds(20e9, 1e12, "2026-01-01"))
+    for name in ("speeds", "known"):
+        monkeypatch.setattr(machine, name, lambda dtype: machine.Speeds(20e9, 1e12, "2026-01-01"))
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], dict[str, Any]]:

@@ -15,7 +15,7 @@ from methods.base import ConfigError, Context, Request, Sampling
 from methods.pld import PLD, PLDConfig
 from methods.sampling import Draws
 
-TARGET: Any = SimpleNamespace(device=torch.device("cpu"))
+TARGET: Any = SimpleNamespace(head_device=torch.device("cpu"))
 EOS = 3
 
 texts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=8)

@@ -221,7 +221,7 @@ def test_blocks_that_are_lost_under_a_finished_cell_are_a_hole_and_are_measured_
     harm(bed.cell)
     reported = bed.report()
     assert reported.code == 1
-    assert "questions to run" in reported.last_line["holes"][0]
+    assert "blocks to run" in reported.last_line["holes"][0]
     bed.goes_on()
     assert bed.report().code == 0
 

@@ -28,6 +28,8 @@ def export(head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any],
     """
     partial, old = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "old"))
     with naming(folder):
+        if old.exists() and not folder.exists():  # a kill came between the two renames below
+            old.rename(folder)
         for left_by_a_kill in (partial, old):
             shutil.rmtree(left_by_a_kill, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -39,6 +41,8 @@ def export(head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any],
                 folder.rename(old)  # one name away, one name in: whoever looks finds a whole head or none
             partial.rename(folder)
         finally:
+            if old.exists() and not folder.exists():
+                old.rename(folder)
             shutil.rmtree(partial, ignore_errors=True)
         sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)

@@ -45,8 +45,9 @@ class Frozen:
     def __init__(self, target: Target, rows: Int[Tensor, "rows"]) -> None:
         self.config = target.model.config
         self.hidden, self.vocab = target.hidden, target.vocab
-        self.embedding = target.embedding.detach().float()
-        self.output = target.model.get_output_embeddings().weight.detach()[rows.to(target.head_device)].float()
+        # On the CPU, where heads are trained: batches come from files, whatever the target's device was.
+        self.embedding = target.embedding.detach().cpu().float()
+        self.output = target.model.get_output_embeddings().weight.detach().cpu()[rows].float()
 
     def embed(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
         """The target's own embedding, which no head tunes."""
@@ -76,8 +77,9 @@ def regress(linear: Any, pairs: Iterator[tuple[Float[Tensor, "n inputs"], Float[
     moments = torch.zeros(width, linear.out_features, dtype=torch.float64)
     for inputs, outputs in pairs:
         rows = nn.functional.pad(inputs, (0, biased), value=1.0)  # the last column is the bias
-        gram += (rows.T @ rows).double()
-        moments += (rows.T @ outputs).double()
+        rows = rows.double()  # activations differ by orders of magnitude, and the ridge is slight
+        gram += rows.T @ rows
+        moments += rows.T @ outputs.double()
     gram.diagonal().add_(1e-6 * gram.diagonal().mean())
     solved = torch.linalg.solve(gram, moments).float()
     linear.weight.copy_(solved[: linear.in_features].T)

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from methods.errors import ConfigError
 from methods.target import Target
 from methods.train.data import Batch
 from methods.train.heads import Frozen, cross_entropy, hits, regress
@@ -38,10 +39,15 @@ class SpSTraining(nn.Module):
 
         super().__init__()
         base = target.model.base_model
-        self.layers = nn.ModuleList(copy.deepcopy(layer).float() for layer in base.layers[:layers])
-        self.norm = copy.deepcopy(base.norm).float()
-        self.requires_grad_(True)
         width = intermediate_size or frozen.config.intermediate_size
+        if width > frozen.config.intermediate_size:
+            raise ConfigError(
+                f"heads.sps.intermediate_size={width} must be at most the target's, {frozen.config.intermediate_size}, "
+                "or null to keep all"
+            )
+        self.layers = nn.ModuleList(copy.deepcopy(layer).cpu().float() for layer in base.layers[:layers])
+        self.norm = copy.deepcopy(base.norm).cpu().float()
+        self.requires_grad_(True)
         for layer in self.layers:
             _prune(layer.get_submodule("mlp"), width)
         sizes = {"num_hidden_layers": layers, "intermediate_size": width}
