@@ -25,6 +25,11 @@ MEANING = {
     "tau_micro": "all tokens over all cycles",
 }
 DIFFERS = "≠"
+UNSTABLE, UNEQUAL = "*", "†"
+_SIGNS = (
+    f"{UNSTABLE} the speedup's interval is wider than ±10 %, or rests on too few questions; {UNEQUAL} not every turn "
+    "has vanilla's tokens (near-ties, or draws of the method's own): the Markdown table has the counts."
+)
 
 
 def markdown(report: Report, title: str, style: Style) -> str:
@@ -92,7 +97,7 @@ def latex(report: Report, title: str, style: Style) -> str:
         return ""
     shown = SHOWN[style.estimator]
     keys = ["decode", "model", "dtype"]
-    blocks = {key: _grid(block, shown) for key, block in report.rows.groupby(keys, sort=False)}
+    blocks = {key: _grid(block, shown, signs=True) for key, block in report.rows.groupby(keys, sort=False)}
     whole = pd.concat(blocks, names=keys).droplevel("dtype").fillna("–")
     whole = whole.rename_axis(index=[None] * whole.index.nlevels, columns=[None, None])
     whole = whole.rename(columns={"speedup_paper": "speedup", "speedup_geomean": "speedup"}, level=1)
@@ -100,7 +105,7 @@ def latex(report: Report, title: str, style: Style) -> str:
     styled = whole.style.format(escape="latex").format_index(escape="latex").format_index(escape="latex", axis=1)
     body = styled.to_latex(hrules=True, multirow_align="naive", multicol_align="c")
     body = re.sub(r"\\\\\n(?=T=)", r"\\\\\n\\midrule\n", body)  # a rule before each further decoding
-    said = _plain(f"{title}. {caption(report, style)}{_marks(report.rows)}")
+    said = _plain(f"{title}. {caption(report, style)} {_SIGNS}")
     text = (
         "% needs \\usepackage{booktabs,graphicx}\n\\begin{table*}\n\\centering\n"
         f"\\caption{{{said}}}\n\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}\n\\end{{table*}}\n"
@@ -108,15 +113,12 @@ def latex(report: Report, title: str, style: Style) -> str:
     return text.replace("τ", r"$\tau$").replace(DIFFERS, r"$\neq$").replace("–", "--")
 
 
-def _marks(rows: pd.DataFrame) -> str:
-    """What the second table of Markdown says of a number and a LaTeX float has no place for, where it is not well."""
-    text = ""
-    for row in rows[rows["stability"].notna()].to_dict("records"):
-        unequal = row["lossless"] != f"identical {row['turns']:.0f}/{row['turns']:.0f}"
-        words = [row["stability"]] * (not row["stability"].startswith("stable")) + [row["lossless"]] * unequal
-        if words and row["method"] != VANILLA:
-            text += f"\n{row['method']} on {row['task']}, {row['decode']}: {'; '.join(words)}."
-    return text
+def _signs(row: dict[str, Any]) -> str:
+    """What the second table of Markdown says in words, where a number is not well: a float has no place for them."""
+    if row["method"] == VANILLA or pd.isna(row.get("stability")):
+        return ""
+    unequal = row["lossless"] != f"identical {row['turns']:.0f}/{row['turns']:.0f}"
+    return UNSTABLE * (not row["stability"].startswith("stable")) + UNEQUAL * unequal
 
 
 def write(report: Report, table: Table, results: Path, style: Style) -> list[Path]:
@@ -142,23 +144,27 @@ def ordered(labels: list[str]) -> list[str]:
     return sorted(dict.fromkeys(labels), key=lambda label: known.index(registered(label)))
 
 
-def _grid(block: pd.DataFrame, shown: tuple[str, str]) -> pd.DataFrame:
+def _grid(block: pd.DataFrame, shown: tuple[str, str], *, signs: bool = False) -> pd.DataFrame:
     """Methods down, tasks and their two estimators across."""
     tasks = list(dict.fromkeys(block["task"]))
     cells = {(row["method"], row["task"]): row for row in block.to_dict("records")}
     labels = ordered(list(block["method"]))
-    data = [[_cell(cells.get((label, task)), name) for task in tasks for name in shown] for label in labels]
+    data = [[_cell(cells.get((label, task)), name, signs) for task in tasks for name in shown] for label in labels]
     return pd.DataFrame(data, labels, pd.MultiIndex.from_product([tasks, shown]))
 
 
-def _cell(row: dict[str, Any] | None, name: str) -> str:
+def _cell(row: dict[str, Any] | None, name: str, signs: bool = False) -> str:
     if row is None:
         return "–"
     if row["lossless"] == NO_WEIGHTS:
         return NO_WEIGHTS
     unit = "x" if name.startswith("speedup") else ""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
-    text = f"{row[name]:.2f}{unit}" + (f" [{low:.2f}, {high:.2f}]" if pd.notna(low) else "")
+    text = (
+        f"{row[name]:.2f}{unit}"
+        + _signs(row) * (signs and bool(unit))
+        + (f" [{low:.2f}, {high:.2f}]" if pd.notna(low) else "")
+    )
     if row.get("out_of_memory", 0) > 0:
         text += f" (without {row['out_of_memory']:.0f}: out of memory)"
     if row.get(f"{name}_source") == NEW:
