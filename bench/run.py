@@ -95,7 +95,6 @@ def _run(config: DictConfig) -> int:
     else:
         print(f"profile {profile.name}: {len(todo)} of {len(mine)} cells to run, results in {results}", file=sys.stderr)
         overview.refuse_too_large(todo, plan)
-        overview.cards(todo)
         from bench.session import Session  # torch loads only now
 
         failed = bool(Session().run(todo, results))
