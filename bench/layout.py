@@ -117,8 +117,9 @@ def _signs(row: dict[str, Any]) -> str:
     """What the second table of Markdown says in words, where a number is not well: a float has no place for them."""
     if row["method"] == VANILLA or pd.isna(row.get("stability")):
         return ""
+    stable = str(row["stability"]).startswith("stable")
     unequal = row["lossless"] != f"identical {row['turns']:.0f}/{row['turns']:.0f}"
-    return UNSTABLE * (not row["stability"].startswith("stable")) + UNEQUAL * unequal
+    return ("" if stable else UNSTABLE) + (UNEQUAL if unequal else "")
 
 
 def write(report: Report, table: Table, results: Path, style: Style) -> list[Path]:

