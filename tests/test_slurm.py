@@ -175,12 +175,14 @@ def test_a_grid_whose_tasks_are_killed_cancelled_and_requeued_ends_as_the_local_
 
     everything = {path.name for path in (at_home / "runs").iterdir()}
     assert len(everything) == CELLS
-    assert done(there.results) == everything - {killed, cancelled}, (
-        "those that were to go on have gone on by themselves"
-    )
+    left = everything - done(there.results)
+    assert killed in left
+    assert left <= {killed, cancelled}, "those that were to go on have gone on by themselves"  # one may end before TERM
     assert len(Store(there.results / "runs" / killed).blocks()) == 1, "what was committed before the kill is there"
     status = command(*GRID, f"results={there.results}", "plan.status=true")
-    assert status.last_line == {"cells": CELLS, "done": CELLS - 2, "waiting": 2}, "dead owners are not running"
+    assert status.last_line == {"cells": CELLS, "done": CELLS - len(left), "waiting": len(left)}, (
+        "dead owners are not running"
+    )
 
     if route == "array":
         there.sbatch()
