@@ -232,3 +232,21 @@ def test_a_command_line_is_kept_whole_but_for_secrets() -> None:
         "{'token': 'abc'}",
     ):
         assert "abc" not in redact(secret)
+
+
+@pytest.mark.parametrize("given", [["profile=auto"], []])
+def test_a_submitted_array_counts_the_cells_of_the_grid_that_was_resolved_here(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    """On a node with a GPU ``profile=auto`` would be another grid, and index 3 another cell."""
+    submitted: list[list[str]] = []
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        submitted.append(argv)
+        return subprocess.CompletedProcess(argv, 1)
+
+    monkeypatch.setattr("bench.slurm.subprocess.run", run)
+    assert command("table=table1", "launcher=slurm", f"results={tmp_path}", *given).code == 1
+    (argv,) = submitted
+    assert [each for each in argv if each.startswith("profile=")] == ["profile=embedded"]
+    assert f"plan.index={','.join(map(str, range(12)))}" in argv
