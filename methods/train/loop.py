@@ -7,6 +7,7 @@ and the curve, so a run that was killed ends as an unbroken one would have.
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ def train(head: Any, data: Data, settings: Training, checkpoint: Path, identity:
     names everything that decides the result.
 
     Raises:
-        ConfigError: if the checkpoint is of another identity.
+        ConfigError: if the checkpoint is of another identity, or ``settings.start`` is of another kind of head.
     """
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -61,6 +62,8 @@ def train(head: Any, data: Data, settings: Training, checkpoint: Path, identity:
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
         curve, best = Curve(**state["curve"]), state["best"]
+    elif settings.start:
+        _take(head, Path(settings.start))
     else:
         sizes = {"batch": settings.batch, "window": settings.window, "seed": settings.seed}
         head.start(data.trained.batch(number, **sizes) for number in range(_START))
@@ -87,6 +90,14 @@ def train(head: Any, data: Data, settings: Training, checkpoint: Path, identity:
             bar.set_postfix(loss=f"{_mean(curve.loss[-100:]):.3f}", agreement=" ".join(f"{x:.3f}" for x in reached))
     head.load_state_dict(best)
     return curve
+
+
+def _take(head: Any, start: Path) -> None:
+    try:
+        head.load_state_dict(torch.load(start, weights_only=True)["best"])
+    except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"training.start={start} does not hold the weights of such a head: {reason}") from None
 
 
 @torch.no_grad()

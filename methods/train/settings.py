@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -60,6 +61,7 @@ class Training:
     clip: float
     vocabulary: int
     evaluate_every: int
+    start: str | None
 
 
 @dataclass
@@ -143,4 +145,6 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     ):
         if not low <= value <= high:
             raise ConfigError(f"{name}={value} must lie in [{low}, {high}]")
+    if settings.training.start and not Path(settings.training.start).is_file():
+        raise ConfigError(f"training.start={settings.training.start} is no file; give a checkpoint, WORK/training/METHOD.pt")
     return settings

@@ -49,8 +49,10 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     torch.manual_seed(settings.training.seed)  # how a head starts
     kept = frequent[: settings.training.vocabulary or None].sort().values
     own = asdict(getattr(settings.heads, method))
+    start = settings.training.start
+    trained = {**asdict(settings.training), "start": sha256(Path(start)) if start else None}
     head = _head(method, loaded, Frozen(loaded.target, kept), own)
-    identity = json.dumps([of, data.sha256, asdict(settings.training), own], sort_keys=True)
+    identity = json.dumps([of, data.sha256, trained, own], sort_keys=True)
     curve = loop.train(head, data, settings.training, work / "training" / f"{method}.pt", identity)
     manifest = {
         "method": method,
@@ -62,7 +64,7 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
             "tokens": {"trained": data.trained.tokens, "held_out": data.held_out.tokens},
             "kept_out": kept_out,
         },
-        "training": {**asdict(settings.training), "steps": len(curve.loss), **own},
+        "training": {**trained, "steps": len(curve.loss), **own},
         "loss": curve.loss[-1],
         "agreement_by_depth": curve.agreement,
     }
