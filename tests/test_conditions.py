@@ -42,6 +42,7 @@ def at(clock_mhz: int | None, *reasons: str) -> Reading:
         ([QUIET, SHARED], ["another process on the GPU"]),
         ([at(1980), at(1484)], ["clock fell below 75%"]),
         ([at(1980), at(1486)], []),
+        ([at(1980), at(1600), at(1300)], ["clock fell below 75%"]),
         ([at(600), at(1980)], []),
         ([at(1980), at(210, "idle"), at(1980)], []),
         ([at(1980, "power_cap"), at(1900, "power_cap")], []),
@@ -50,8 +51,8 @@ def at(clock_mhz: int | None, *reasons: str) -> Reading:
         ([Reading(None, None, None, None, (), None, None)] * 2, []),
     ],
     ids=[
-        "none", "quiet", "hot after", "hot before", "hardware", "shared", "falls", "wavers", "rises from idle", "idle",
-        "at its limit", "pulled down by its limit", "chosen clock", "tells nothing",
+        "none", "quiet", "hot after", "hot before", "hardware", "shared", "falls", "wavers", "sinks", "rises from idle",
+        "idle", "at its limit", "pulled down by its limit", "chosen clock", "tells nothing",
     ],
 )  # fmt: skip
 def test_what_disturbs_a_block(readings: Sequence[Reading], expected: list[str]) -> None:

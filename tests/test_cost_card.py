@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench_support import block, cell, turn
+from safetensors.torch import save_file
 
 import methods
-from bench import cost_card, machine, sizes
+from bench import cost_card, forecast, machine, sizes
 from bench.machine import Speeds
 from bench.sizes import Size
 from methods.target import Target
@@ -110,6 +112,22 @@ def test_a_chain_s_passes_follow_its_rows_and_a_draft_of_its_own_reads_its_own_o
 
 def test_what_an_outside_method_calls_tree_is_not_read() -> None:
     assert cost_card.work("elsewhere", {"tree": ["binary"]}, 50, 20, 5) is None
+
+
+def test_a_head_is_counted_in_its_files_and_one_that_nothing_tells_of_is_taken_for_a_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, shape in enumerate([(3, 5), (7,)]):
+        save_file({"x": torch.zeros(shape)}, tmp_path / f"model-{number}.safetensors")
+    known, unknown = {"kind": "folder", "id": str(tmp_path)}, {"kind": "hub", "id": "nobody/head"}
+    assert (sizes.of_head(known), sizes.of_head(unknown)) == (22, None)
+    monkeypatch.setattr(sizes, "of_target", lambda model: SIZE)
+    with_each = [
+        forecast.footprint(cell(methods={"eagle": {"weights": weights}} if weights else {}))
+        for weights in (None, known, unknown)
+    ]
+    bare, counted, guessed = (found.fixed_bytes for found in with_each if found)
+    assert (counted - bare, guessed - bare) == (4 * 22, 4 * 200)
 
 
 def test_damaged_weights_have_no_size(tmp_path: Path) -> None:

@@ -107,6 +107,12 @@ def test_what_is_no_setting_is_refused_before_hydra_reads_it(
     assert untouched(tmp_path)
 
 
+def test_an_option_has_one_place(command: Command) -> None:
+    result = command("+method@model=pld")
+    assert result.code == 2
+    assert result.err == "error: +method@model=pld: where an option's settings go is fixed here; write method=OPTION\n"
+
+
 def test_training_refuses_the_same(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for kind in (
@@ -343,3 +349,9 @@ def test_what_is_hidden_is_a_credential_and_nothing_else() -> None:
                    "sk-" + "a" * 24, "AKIA" + "A" * 16, "password: hunter2", "https://u:p@host",
                    "{'token': 'abc'}"):  # fmt: skip
         assert "<redacted>" in redact(secret)
+
+
+def test_of_two_credentials_that_begin_alike_neither_is_left_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "wxyz-0123456789")
+    monkeypatch.setenv("B_KEY", "wxyz-0123456789-and-more")
+    assert redact("sent wxyz-0123456789-and-more") == "sent <redacted>"

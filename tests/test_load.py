@@ -48,7 +48,8 @@ def heads(folder: Path, model: Path) -> list[str]:
 def test_a_long_run_of_all_eight_methods_takes_as_much_at_its_end_as_at_its_start(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    questions = write_questions(tmp_path / "toy.jsonl", [[f"{number} and {number}?"] for number in range(BLOCKS)])
+    # Of one length: a longer number would be a longer prompt.
+    questions = write_questions(tmp_path / "toy.jsonl", [[f"{number:05d} and so on?"] for number in range(BLOCKS)])
     arguments = [
         f"method=[{ALL}]", "measure=quick", "task.name=toy", f"task.path={questions}", "task.count=null",
         "decode.max_new_tokens=3", *heads(tmp_path, tiny_model_folder),

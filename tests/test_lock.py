@@ -152,6 +152,25 @@ def test_of_many_who_see_one_dead_owner_one_takes_over(tmp_path: Path) -> None:
     won[0].check()
 
 
+def test_a_number_that_was_swept_away_meanwhile_is_not_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the folder and the claim, the next owner came and swept, and the one after it lives."""
+    stranger(tmp_path, lock.SILENT_S + 1)
+    link = os.link
+
+    def late(draft: Path, path: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        stranger(tmp_path, 0).replace(tmp_path / ".owner.5")
+        link(draft, path)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(Busy):
+        Lock(tmp_path).acquire()
+    assert holder(tmp_path)[0] == 5
+    assert not (tmp_path / ".owner.4").exists()
+
+
 def test_an_owner_beats_while_it_lives(tmp_path: Path) -> None:
     one = Lock(tmp_path)
     one.acquire()

@@ -209,6 +209,14 @@ def test_ten_thousand_cells_are_one_small_file_for_each_that_is_done_and_none_fo
     assert work == {"read_bytes": 200, "footprint": 1, "pace": 3, "sessions": 3}
 
 
+def test_a_model_on_the_cpu_needs_no_gpu_unless_the_plan_names_one() -> None:
+    where = forecast.Device(gpus.named("h100"), 2, 64e9)
+    on_cpu, on_gpu = cell(model={"device": "cpu"}), cell(model={"device": "cuda"})
+    here = replace(H100, gpu=None)
+    assert overview._device_of(on_cpu, where, here) == forecast.Device(None, 1, 64e9)
+    assert overview._device_of(on_gpu, where, here) == overview._device_of(on_cpu, where, H100) == where
+
+
 def test_a_target_over_several_gpus_is_another_machine_than_one_on_a_node_that_has_several() -> None:
     node = {"gpus": [{"name": "H100"}] * 8, "device": "cuda:0"}
     assert hardware.kind({**node, "layers_on": {"cuda:0": 83}}) == "1 x H100"

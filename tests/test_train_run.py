@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -140,6 +141,25 @@ def test_training_that_is_killed_three_times_ends_with_the_curve_of_an_unbroken_
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-3)
 
 
+def test_training_goes_on_from_a_head_of_its_kind_alone(
+    tiny_model_folder: Path, work: Path, tmp_path: Path, command: Command
+) -> None:
+    for name in ("corpus", "features"):
+        (tmp_path / name).symlink_to(work / name)
+    first = work / "training" / "eagle.pt"
+    brief = (f"training.start={first}", "training.tokens=96", "training.learning_rate=1e-9")
+    manifest = trained(command, tiny_model_folder, tmp_path, "eagle", *brief)
+    assert manifest["training"]["start"] == hashlib.sha256(first.read_bytes()).hexdigest()
+    before, after = (
+        torch.load(folder / "training" / "eagle.pt", weights_only=True)["best"] for folder in (work, tmp_path)
+    )
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, rtol=0, atol=1e-6)
+    result = command(*arguments(tiny_model_folder, tmp_path, "medusa", *brief), module="methods.train")
+    assert result.code == 2
+    assert result.err.splitlines()[-1].startswith(f"error: training.start={first} does not hold the weights of such a")
+
+
 def test_no_text_of_the_corpus_shares_ten_words_with_a_question(
     tiny_model_folder: Path, work: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -182,6 +202,7 @@ WRONG = {
     ("method=sps", "heads.sps.layers=0"): "heads.sps.layers=0 must lie in [1, 1000]",
     ("method=eagle", "training.window=many"): "training.window",
     ("method=eagle", "training.windw=8"): "windw",
+    ("method=eagle", "training.start=nowhere.pt"): "training.start=nowhere.pt is no file; give a checkpoint",
     ("method=eagle", "model=local", "model.id=nowhere"): "model.id=nowhere is not a model folder",
 }
 

@@ -146,5 +146,7 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
         if not low <= value <= high:
             raise ConfigError(f"{name}={value} must lie in [{low}, {high}]")
     if settings.training.start and not Path(settings.training.start).is_file():
-        raise ConfigError(f"training.start={settings.training.start} is no file; give a checkpoint, WORK/training/METHOD.pt")
+        raise ConfigError(
+            f"training.start={settings.training.start} is no file; give a checkpoint, WORK/training/METHOD.pt"
+        )
     return settings
