@@ -201,6 +201,7 @@ class Session:
                     f"{model.name} does not fit the GPUs here: layers would lie on {', '.join(sorted(away))}; "
                     f"give the task more GPUs, or choose a smaller model.dtype"
                 )
+            self._loaded.target.release()
             self._model = model
             gpus = devices.gpus(self._loaded.target)
             self._read = self._reader(devices.uuids(gpus))

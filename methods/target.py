@@ -9,8 +9,10 @@ is applied only to the rows whose logits somebody reads, and draft heads are bui
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -58,6 +60,7 @@ class Target:
         self.vocab = int(self._head.weight.shape[0])
         self.hidden = int(config.hidden_size)
         self.context = context_of(config, context)
+        self._together = len({weight.device for weight in self._base.parameters()}) == 1
         self.cache = self._new_cache()
         # SDPA takes a boolean mask as it is; eager attention adds whatever it is given to the scores.
         self._adds_mask = config._attn_implementation == "eager"
@@ -151,9 +154,18 @@ class Target:
         """A stack of decoder layers as this runtime drives them: draft heads have some of their own."""
         return (Fused if self.runtime == "fused" else Stock)(layers, rotary, norm)
 
+    def release(self) -> None:
+        """On ``fused``, let go of the stock layers' weights, which it has in its own layout: memory for one model.
+
+        The stock module keeps its embedding and its output head, and cannot run afterwards.
+        """
+        if self._fused:
+            self._base.layers.to("meta")
+            with suppress(AttributeError, OSError):  # glibc keeps what was freed in pieces below 32 MB until it is told
+                ctypes.CDLL(None).malloc_trim(0)
+
     def _new_cache(self) -> KVCache:
-        devices = {weight.device for weight in self._base.parameters()}
-        return KVCache(int(self.model.config.num_hidden_layers), together=len(devices) == 1)
+        return KVCache(int(self.model.config.num_hidden_layers), together=self._together)
 
     def _read(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Rows behind the cached text: [rows] in, [rows, hidden] out."""

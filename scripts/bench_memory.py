@@ -1,8 +1,8 @@
 """Peak memory of decoding against what must be held: weights, caches, and the activations of one forward.
 
 One method in one process. The system's high-water mark is reset once the model is loaded and read after one answer;
-taken from it is what the process held before the model came. It is compared with the live tensors (packed weights
-count, since they are held beside the stock module's) and the growth during one bare forward of as many rows, which
+taken from it is what the process held before the model came. It is compared with the live tensors (packed ones count
+by their size) and the growth during one bare forward of as many rows, which
 reuses freed memory where it can: the ratio is rather too high than too low. Linux only. On a GPU the allocator's
 counters are read instead. Written to results/bench/memory-<method>-<runtime>-<dtype>.json.
 
@@ -36,6 +36,7 @@ def main() -> None:
     setup = setup_of_task("smollm2_135m", TASKS[0], method=options.method)
     loaded = load_target(setup, options.dtype, options.runtime)
     target = loaded.target
+    target.release()
     knobs = dict(setup.methods.get(options.method, {})) | ({"weights": options.weights} if options.weights else {})
     drafter = methods.load(options.method, knobs, target, loaded.tokenizer)
     random = torch.Generator().manual_seed(0)
@@ -61,7 +62,6 @@ def main() -> None:
         "context": options.context,
         "new_tokens": options.tokens,
         "rows": rows.size,
-        "stock_module_bytes": sum(one.nbytes for one in target.model.parameters()),
         "weights_bytes": weights,
         "caches_and_masks_bytes": held - weights,
         "forward_activations_bytes": activations,

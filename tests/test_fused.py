@@ -71,6 +71,29 @@ def test_logits_are_the_stock_modules(name: str, dtype: torch.dtype, bound: floa
     assert (ours - theirs).abs().max() < bound
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_stock_layers_can_be_let_go(name: str, dtype: torch.dtype) -> None:
+    model = stirred(name, dtype)
+    target = Target(model, runtime="fused")
+    before = read(target)
+    target.release()
+    assert torch.equal(read(target), before)
+    held = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    kept = [one for one in model.modules() if id(one) in held or one is model.base_model.norm]
+    left = {id(weight) for one in kept for weight in one.parameters()}
+    assert {id(weight) for weight in model.parameters() if not weight.is_meta} == left
+    with pytest.raises(RuntimeError):
+        model(torch.tensor([[1]]))
+
+
+def test_on_the_stock_runtime_nothing_is_let_go() -> None:
+    target = Target(build("llama", torch.float32))
+    before = read(target)
+    target.release()
+    assert torch.equal(read(target), before)
+
+
 def test_logits_on_real_weights_are_the_stock_modules() -> None:
     model = OmegaConf.load(CONF / "model" / "smollm2_135m.yaml")
     source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
