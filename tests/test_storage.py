@@ -119,7 +119,9 @@ def test_a_call_that_fails(bed: Bed, kind: str, moment: str, error: str, lasting
     """The run goes on from one block; a failure that spoils nothing may end in success, but then all is there."""
     found = [(True, event) for event in bed.begun if event.kind == kind]
     found += [(False, event) for event in bed.resumed if event.kind == kind]
-    for fresh, event in found if FULL else evenly(found, 3 if kind in ("fsync", "write") else 1):
+    chosen = found if FULL else evenly(found, 3 if kind in ("fsync", "write") else 1)
+    print(f"{len(chosen)} strikes")
+    for fresh, event in chosen:
         if fresh:
             shutil.rmtree(bed.results)
         lines = [] if fresh else bed.unfinished()
