@@ -23,7 +23,7 @@ from bench.mistakes import explain
 from bench.paths import CONF
 from bench.plan import Cell, marked, untraced
 from bench.records import DamagedRecordError, Store
-from bench.stopping import Stopped, heeding_signals
+from bench.stopping import Stopped, heeding_signals, unless_fruitless
 from methods import command_line
 from methods.errors import ConfigError
 
@@ -97,7 +97,9 @@ def _run(config: DictConfig) -> int:
         overview.refuse_too_large(todo, plan)
         from bench.session import Session  # torch loads only now
 
-        failed = bool(Session().run(todo, results))
+        stores = [Store(cell.folder(results)) for cell in todo]
+        with unless_fruitless(lambda: sum(len(store.blocks()) + len(store.traces()) for store in stores)):
+            failed = bool(Session().run(todo, results))
     if plan.index is not None:  # the table is of all tasks: bench.report, or the command that submitted them
         print(json.dumps({"cell": mine[0].name, "failed": failed}))
         return 1 if failed else 0

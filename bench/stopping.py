@@ -7,11 +7,14 @@ same block; only its lock is found by others a little later.
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+from methods.errors import ConfigError
 
 
 class Stopped(KeyboardInterrupt):
@@ -21,6 +24,25 @@ class Stopped(KeyboardInterrupt):
         self.signal = signal.Signals(number).name
         self.code = 128 + number
         super().__init__(self.signal)
+
+
+@contextmanager
+def unless_fruitless(written: Callable[[], int]) -> Iterator[None]:
+    """A task whose time limit holds no block would be requeued for ever. ``written`` counts what the task has so far.
+
+    Raises:
+        ConfigError: in place of ``Stopped``, if the time limit ended a requeued run that wrote nothing more.
+    """
+    before = written()
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.signal == "SIGUSR1" and int(os.environ.get("SLURM_RESTART_COUNT") or 0) and written() == before:
+            raise ConfigError(
+                "the time limit came again before one more block was finished; give the task a longer --time, or take "
+                "fewer methods"
+            ) from None
+        raise
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 from bench_support import ROOT, block, cell, environment, turn
 
 import bench.plan
+from bench import shortfall
 from bench.config import Decode, Hub, Measure, Model, Setup, method_id
 from bench.plan import VANILLA, Question, cell_of, missing
 from bench.records import Store
@@ -236,3 +237,16 @@ def test_planning_and_help_load_no_torch(arguments: list[str], module: str, tmp_
     # A report of nothing is a page of holes, and says so with its exit code.
     expected = 1 if module == "bench.report" and "--help" not in arguments else 0
     assert done.stdout.splitlines()[-2:] == [f"CODE {expected}", "HEAVY []"], done.stdout + done.stderr
+
+
+def test_a_method_that_got_through_later_lacks_no_memory() -> None:
+    def of(question: str, failed: list[str], ran: list[str]) -> dict[str, Any]:
+        return {
+            "question_id": question,
+            "repeat": 0,
+            "failed": [{"method_id": name} for name in failed],
+            "runs": [{"method_id": name} for name in ran],
+        }
+
+    blocks = [of("a", ["pld", "sps"], ["vanilla"]), of("b", ["sps"], []), of("a", [], ["vanilla", "pld"])]
+    assert shortfall.recorded(blocks) == {("a", 0): {"sps"}, ("b", 0): {"sps"}}

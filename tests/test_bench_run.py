@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import pytest
 from bench_support import Command, Result, environment, tiny_settings, write_questions
 
 import bench.session
+import methods
 from bench.records import Store
+from methods.base import Request
+from methods.pld import PLD
 from methods.secrecy import redact
 
 END_OF_TEXT = 2  # of the tiny model
@@ -102,6 +106,31 @@ def check_turn(turn: dict[str, Any], *, vanilla: bool) -> None:
     if vanilla:
         assert set(turn["emitted"]) == {1}
         assert set(turn["drafted"]) == {0}
+
+
+class Warned(PLD):
+    """Is told at a question that the time limit is near."""
+
+    def begin(self, request: Request, prefill: Any) -> None:
+        super().begin(request, prefill)
+        if request.question == os.environ["WARNED_AT"]:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_requeued_task_that_finishes_no_block_does_not_ask_for_another_run(
+    toy: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Warned")
+    for restarts, at, code, said in (
+        ("0", "q0", 138, "stopped by SIGUSR1; the same command goes on"),
+        ("1", "q1", 138, "stopped by SIGUSR1; the same command goes on"),
+        ("2", "q1", 2, "error: the time limit came again before one more block was finished; give the task a longer"),
+        ("3", "none", 0, ""),
+    ):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        monkeypatch.setenv("WARNED_AT", at)
+        result = command("method=pld", *toy)
+        assert (result.code, said in result.err) == (code, True)
 
 
 def test_the_second_run_runs_nothing_and_says_so(toy: list[str], command: Command, tmp_path: Path) -> None:

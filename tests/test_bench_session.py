@@ -17,7 +17,6 @@ from transformers import LlamaConfig
 
 import bench.session
 import methods
-from bench import shortfall
 from bench.records import Store
 from bench.stats import sums
 from methods.base import Context, Draft, Request
@@ -226,19 +225,6 @@ def test_a_method_that_fails_is_recorded_and_the_other_cells_still_run(
     assert repaired.code == 0
     assert greedy.failed() is None
     assert greedy.done() is not None
-
-
-def test_a_method_that_got_through_later_lacks_no_memory() -> None:
-    def of(question: str, failed: list[str], ran: list[str]) -> dict[str, Any]:
-        return {
-            "question_id": question,
-            "repeat": 0,
-            "failed": [{"method_id": name} for name in failed],
-            "runs": [{"method_id": name} for name in ran],
-        }
-
-    blocks = [of("a", ["pld", "sps"], ["vanilla"]), of("b", ["sps"], []), of("a", [], ["vanilla", "pld"])]
-    assert shortfall.recorded(blocks) == {("a", 0): {"sps"}, ("b", 0): {"sps"}}
 
 
 def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s_run_and_the_others_stay(
