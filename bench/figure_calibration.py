@@ -127,7 +127,9 @@ def _panels(figure: Figure, numbers: pd.DataFrame) -> None:
 def _panel(above: Axes, below: Axes, bins: pd.DataFrame, title: str) -> None:
     known = bins[bins["nodes"] > 0]
     above.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, linestyle="--")
-    above.errorbar(known["mean_confidence"], known["acceptance"], 1.96 * known["standard_error"].fillna(0), fmt="o",
+    half = 1.96 * known["standard_error"].fillna(0)
+    within = np.minimum(half, [known["acceptance"], 1 - known["acceptance"]])  # a rate below 0 or above 1 is none
+    above.errorbar(known["mean_confidence"], known["acceptance"], within, fmt="o",
                    color="black", markersize=3, elinewidth=0.8, capsize=1.5, label="acceptance, 95 %")  # fmt: skip
     printed = published.read("figure6")
     if not printed.empty:
