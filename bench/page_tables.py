@@ -14,8 +14,8 @@ import pandas as pd
 import methods
 from bench.records import DamagedRecordError
 
-GRID = {"speedup_geomean": "×", "tau_paper": ""}
-"""What the grid shows for each task, and its unit; the full table has every estimator."""
+UNITS = {"speedup_paper": "×", "speedup_geomean": "×", "tau_paper": "", "tau_micro": ""}
+"""What a grid shows for each task: of these, what the table's caption explains. The full table has every estimator."""
 
 _KEYS = ["model", "dtype", "decode", "method", "task"]
 
@@ -68,7 +68,8 @@ def _sheet(path: Path) -> Sheet:
         if name.removesuffix("_low").removesuffix("_high") not in frame.columns or not name.endswith(("_low", "_high"))
     ]
     rows = [[_entry(row, name) for name in columns] for row in frame.to_dict("records")]
-    return Sheet(path.stem, title, caption, _grids(frame), columns, rows)
+    explained = [name for name in UNITS if any(f"{name}: " in paragraph for paragraph in caption)]
+    return Sheet(path.stem, title, caption, _grids(frame, explained), columns, rows)
 
 
 def _words(path: Path, name: str) -> tuple[str, list[str]]:
@@ -78,9 +79,9 @@ def _words(path: Path, name: str) -> tuple[str, list[str]]:
     return title, [line for line in lines if line.strip() and not line.startswith(("|", "#"))]
 
 
-def _grids(frame: pd.DataFrame) -> list[Grid]:
+def _grids(frame: pd.DataFrame, explained: list[str]) -> list[Grid]:
     """One grid a model and decoding. A table with more than one row a method and task has no such grid."""
-    estimators = [name for name in GRID if name in frame.columns]
+    estimators = [name for name in explained if name in frame.columns]
     if frame.empty or not estimators or not set(_KEYS) <= set(frame.columns) or frame.duplicated(_KEYS).any():
         return []
     grids = []
@@ -100,13 +101,13 @@ def _grids(frame: pd.DataFrame) -> list[Grid]:
 def _entry(row: dict[Any, Any], name: str) -> Entry:
     value = row.get(name)
     if pd.isna(value):
-        reason = row.get("lossless") if name in GRID else None  # "no weights", say
+        reason = row.get("lossless") if name in UNITS else None  # "no weights", say
         return Entry("–", None, reason if isinstance(reason, str) else "")
     if isinstance(value, float):
         low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
         interval = "" if pd.isna(low) or pd.isna(high) else f"{low:.2f}–{high:.2f}"
-        if name in GRID and row.get("out_of_memory", 0) > 0:
+        if name in UNITS and row.get("out_of_memory", 0) > 0:
             interval += f" without {row['out_of_memory']:.0f}: out of memory"
         text = f"{value:.0f}" if value.is_integer() and not interval else f"{value:.2f}"
-        return Entry(text + GRID.get(name, ""), value, interval)
+        return Entry(text + UNITS.get(name, ""), value, interval)
     return Entry(str(value), value if isinstance(value, int) else str(value))

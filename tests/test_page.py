@@ -114,7 +114,7 @@ def test_the_table_holds_the_numbers_of_the_csv_and_the_words_of_the_markdown(re
     assert (sheet.name, sheet.title) == ("toy", ATTACK)
     assert any(line.startswith("Machine: ") for line in sheet.caption)
     (grid,) = sheet.grids
-    assert (grid.tasks, grid.estimators) == (["toy"], ["speedup_geomean", "tau_paper"])
+    assert (grid.tasks, grid.estimators) == (["toy"], ["speedup_geomean", "tau_micro"])
     assert [name for name, _ in grid.rows] == ["vanilla", "lookahead", "eagle2"]
     csv = (results / "tables" / "toy.csv").read_text().splitlines()
     assert len(sheet.rows) == len(csv) - 1
@@ -124,6 +124,16 @@ def test_the_table_holds_the_numbers_of_the_csv_and_the_words_of_the_markdown(re
     assert isinstance(speed.sort, float)
     assert re.fullmatch(r"\d+\.\d\d–\d+\.\d\d", speed.under)
     assert sheet.rows[0][sheet.columns.index("cell")].text == only_store(results).folder.name[-12:]
+
+
+def test_a_grid_shows_the_estimators_that_its_caption_explains(results: Path) -> None:
+    page = results / "tables" / "toy.md"
+    told = page.read_text().replace("speedup_geomean: ", "speedup_paper: ").replace("tau_micro: ", "tau_paper: ")
+    page.write_text(told)
+    (sheet,) = page_tables.read(results)
+    assert sheet.grids[0].estimators == ["speedup_paper", "tau_paper"]
+    page.write_text(told.replace("speedup_paper: ", "").replace("tau_paper: ", ""))
+    assert page_tables.read(results)[0].grids == []
 
 
 def test_a_method_without_weights_and_a_table_of_another_shape(results: Path) -> None:
