@@ -73,7 +73,7 @@ def _chain(
 ) -> tuple[list[int], int]:
     p = distribution(logits, context.sampling)
     drafted = draft.tree.size - 1
-    if drafted == 0 or draft.q is None:
+    if draft.q is None:
         return [0], int(draw(p[0], context.draws.uniform("residual", positions[0])))
     q, tokens = draft.q, draft.tokens[1:, None]
     px, qx = p[:drafted].gather(1, tokens)[:, 0], q.gather(1, tokens)[:, 0]
