@@ -18,8 +18,9 @@ from bench_support import block, cell, environment, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import records
 from bench.plan import missing
-from bench.records import SCHEMA, DamagedRecordError, Store, write_atomically
+from bench.records import SCHEMA, DamagedRecordError, Store, own_folder, repeats, write_atomically
 from methods.errors import ConfigError
 
 FIRST, SECOND = block("a", {"vanilla": [turn([1, 1])]}), block("b", {"vanilla": [turn([1, 1])]})
@@ -86,13 +87,29 @@ def test_a_file_is_synced_before_it_takes_its_name_and_its_folder_after(
     real_sync, real_replace = os.fsync, Path.replace
 
     def fsync(handle: int) -> None:
-        happened.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")  # noqa: PTH112
+        folder = os.path.isdir(f"/proc/self/fd/{handle}")  # noqa: PTH112
+        happened.append("folder" if folder else f"file of {os.fstat(handle).st_size}")
         real_sync(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", lambda self, to: (happened.append("name"), real_replace(self, to))[1])
-    write_atomically(tmp_path / "DONE", "x")
-    assert happened == ["file", "name", "folder"]
+    write_atomically(tmp_path / "DONE", "all of it")
+    assert happened == ["file of 9", "name", "folder"]
+
+
+def test_a_block_is_synced_whole_and_a_new_file_s_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int | None] = []
+
+    def fsync(handle: int) -> None:
+        folder = os.path.isdir(f"/proc/self/fd/{handle}")  # noqa: PTH112
+        synced.append(None if folder else os.fstat(handle).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store, sizes = Store(tmp_path), []
+    for one in (FIRST, SECOND):
+        store.append_block(one)
+        sizes.append((tmp_path / "blocks.jsonl").stat().st_size)
+    assert synced == [sizes[0], None, sizes[1]]
 
 
 def test_a_block_whose_append_failed_half_way_is_gone_on_the_next_opening(
@@ -191,6 +208,51 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch
         Store(tmp_path / "cell").writing().__enter__()
 
 
+def test_done_speaks_for_the_blocks_it_was_written_after_and_for_no_fewer(store: Store, tmp_path: Path) -> None:
+    store.mark_done({"method_ids": ["m"]})
+    path = store.folder / "blocks.jsonl"
+    whole = path.read_bytes()
+    for kept in (whole, whole + b'{"torn', whole + whole):
+        path.write_bytes(kept)
+        assert (store.done() or {})["method_ids"] == ["m"]
+    for lost in (whole[:-1], whole[:-1] + b"\0", whole[: whole.index(b"\n") + 1], b""):
+        path.write_bytes(lost)
+        assert store.done() is None
+    path.unlink()
+    assert store.done() is None
+    empty = Store(own_folder(tmp_path / "of a cell" / "without blocks"))
+    empty.mark_done({})
+    assert empty.done() == {"blocks_bytes": 0}
+
+
+def test_a_new_folder_is_synced_into_its_parent_and_an_old_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(records, "_sync_folder", synced.append)
+    cell = tmp_path / "runs" / "cell"
+    for expected in ([cell, cell.parent, tmp_path], []):
+        with Store(cell).writing():
+            assert synced == expected
+        synced.clear()
+
+
+def test_a_trace_repeats_the_first_block_of_its_question_and_method() -> None:
+    made = block("a", {"vanilla": [turn([1]), turn([1, 2])], "m": [turn([2]), turn([1, 1])]})
+    texts = {run["method_id"]: [each["output_ids"] for each in run["turns"]] for run in made["runs"]}
+
+    def trace(question: str, method: str, outputs: list[list[int]]) -> dict[str, Any]:
+        # Two steps a turn, the second with all but the first token.
+        turns = [{"steps": [{"tokens": ids[:1]}, {"tokens": ids[1:]}]} for ids in outputs]
+        return {"question_id": question, "method_id": method, "turns": turns}
+
+    assert repeats(trace("a", "m", texts["m"]), [made])
+    assert not repeats(trace("b", "m", texts["m"]), [made])
+    assert not repeats(trace("a", "vanilla", texts["m"]), [made])
+    assert not repeats(trace("a", "m", texts["m"][:1]), [made])
+    assert not repeats(trace("a", "m", texts["m"]), [{**made, "repeat": 1}])
+
+
 def test_a_number_that_is_not_one_is_never_written(store: Store) -> None:
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="JSON compliant"):
@@ -206,6 +268,10 @@ def test_the_resolved_config_is_stamped_once_and_sessions_side_by_side(tmp_path:
         for name in ("s1", "s2"):
             store.write_session(name, {"hardware": {"cpu": name}})
     assert store.cell() == {"schema": SCHEMA}
+    store.mark_failed({"why": "x", "at": 1})
+    assert (store.folder / "FAILED.json").read_text() == '{\n "at": 1,\n "why": "x"\n}\n', (
+        "one order: they can be compared"
+    )
     assert store.sessions() == {name: {"hardware": {"cpu": name}} for name in ("s1", "s2")}
 
 

@@ -178,6 +178,16 @@ def test_a_paired_test_counts_every_flip_of_signs() -> None:
     assert found.words("a", "b") == "4 questions cannot show a difference (p is 0.12 at least)"
 
 
+@pytest.mark.parametrize("questions", [12, 13])
+def test_all_flips_are_counted_up_to_12_questions_and_random_ones_beyond(questions: int) -> None:
+    logs = np.random.default_rng(1).normal(0.3, 1.0, questions)
+    flips = np.array(list(itertools.product((1, -1), repeat=questions))) @ logs
+    exact = float((np.abs(flips) >= abs(logs.sum()) - 1e-9).mean())
+    found = compare(np.exp(logs), np.ones(questions)).p
+    assert found == pytest.approx(exact, abs=0.02)
+    assert (found == exact) == (questions == 12)
+
+
 @pytest.mark.parametrize("questions", [10, 40])
 def test_a_paired_test_rejects_a_true_null_as_often_as_it_says(questions: int) -> None:
     rng = np.random.default_rng(7)

@@ -108,3 +108,36 @@ def test_a_reset_forgets_the_text_and_reuses_the_memory_unless_it_must_grow() ->
     assert not cache.is_initialized
     wide = torch.ones(1, 1, cache.capacity, 2)
     assert cache.update(wide, wide, 0)[0].shape[2] == cache.capacity
+
+
+def test_a_cache_that_was_never_reset_has_no_room() -> None:
+    with pytest.raises(IndexError, match="cache of 0 rows cannot take rows up to 1"):
+        KVCache(1).update(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), 0)
+
+
+@pytest.mark.parametrize(("shapes", "pools"), [("alike", 1), ("the last differs", 3), ("the first differs", 6)])
+def test_layers_that_are_alike_share_one_buffer_so_that_one_gather_keeps_a_path(shapes: str, pools: int) -> None:
+    cache = KVCache(LAYERS)
+    cache.reset(9)
+    for texts in (1, 2):  # another batch gets buffers of its own, as the first did
+        made = []
+        for layer, rows in enumerate(fresh_rows(3, torch.Generator().manual_seed(0), SHAPES[shapes])):
+            seen = cache.update(*(each.expand(texts, -1, -1, -1) for each in rows), layer)
+            made += [each.untyped_storage().data_ptr() for each in seen]
+        assert len(set(made)) == pools
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_path_is_uploaded_once_and_not_once_a_layer(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KVCache(LAYERS, together=together)
+    cache.reset(9)
+    for layer, rows in enumerate(fresh_rows(3, torch.Generator().manual_seed(0), SHAPES["alike"])):
+        cache.update(*rows, layer)
+    made: list[list[int]] = []
+    real = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda rows, **more: (made.append(rows), real(rows, **more))[1])
+    with torch.device("meta"):  # whatever names no device is made there, and holds nothing
+        cache.keep([0, 2])
+    assert made == [[0, 2]]
+    cache.keep([0, 1])
+    assert made == [[0, 2]], "a path without a gap lies where it should"

@@ -209,6 +209,15 @@ def test_a_draft_from_the_targets_own_law_is_always_accepted(rule: str, parents:
         assert len(path) == 3
 
 
+@pytest.mark.parametrize("rule", ["chain", "siblings"])
+def test_no_coin_accepts_a_token_that_the_target_never_draws(rule: str) -> None:
+    # The smallest coin there is, 0, is the case that tells u q < p from u q <= p.
+    q, logits = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]).log()
+    draft = Draft(torch.tensor([0, 0]), from_list([-1, 0], CPU), rule=rule, q=q, q_nodes=(0,))
+    coins = {(ROOT + 1, 0): 0.0}
+    assert accept(draft, logits, context(SAMPLED, ChosenDraws(0.5, coins))) == ([0], 1)
+
+
 def test_negative_control_a_greedy_draft_with_softmax_q_is_lossy() -> None:
     # The worked example of huggingface/transformers#32867: q is reported, but its argmax is what was drafted.
     p = {(): np.array([0.5, 0.3, 0.2])} | {(token,): np.array([1.0, 0.0, 0.0]) for token in range(3)}

@@ -25,6 +25,7 @@ from methods.sampling import (
     log_distribution,
     scores,
     target_tokens,
+    top,
     warped,
     without,
 )
@@ -320,6 +321,21 @@ def test_one_logit_that_is_not_a_number_is_refused_but_a_masked_token_is_fine(ba
     check_finite(torch.tensor([[0.0, -math.inf]]), "here")
     with pytest.raises(NumericsError, match="not finite here"):
         check_finite(torch.tensor([[0.0, 1.0], [bad, 1.0]]), "here")
+
+
+def test_every_tensor_is_made_where_the_logits_are() -> None:
+    rows = torch.randn(2, 1024, generator=torch.Generator().manual_seed(0))
+    sampling, uniforms = Sampling(0.8, top_p=0.9, top_k=40), torch.full((2, 2), 0.7, dtype=torch.float64)
+
+    def everything() -> list[torch.Tensor]:
+        draws, probs = Draws(**KEY, positions=9), distribution(rows, sampling)
+        made = [draws.gumbel(range(4), 7, CPU), draws.uniform("coin", position), probs, *draw_siblings(probs, uniforms)]
+        return [*made, greedy(rows), *top(rows, 3), target_tokens(rows, sampling, draws, range(2))]
+
+    position = torch.tensor([3, 1])
+    expected = everything()
+    with torch.device("meta"):  # whatever names no device is made there, and holds nothing
+        assert all(map(torch.equal, everything(), expected))
 
 
 def test_shapes_in_signatures_are_enforced_in_tests() -> None:

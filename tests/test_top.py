@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,16 @@ def test_a_wide_row_read_in_runs_has_the_top_of_a_stable_sort(
     assert torch.equal(index, expected.indices[:, :k])
     assert torch.equal(values, expected.values[:, :k])
     assert torch.equal(greedy(scores), expected.indices[:, 0])
+
+
+@pytest.mark.parametrize("shape", [(2048,), (2, 3, 2048)])
+def test_a_wide_row_may_stand_alone_or_among_several_dimensions(shape: tuple[int, ...]) -> None:
+    scores = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(0)).float()
+    expected = scores.sort(dim=-1, descending=True, stable=True)
+    values, index = top(scores, 5)
+    assert torch.equal(index, expected.indices[..., :5])
+    assert torch.equal(values, expected.values[..., :5])
+    assert torch.equal(greedy(scores), expected.indices[..., 0])
 
 
 def test_the_top_of_a_large_vocabulary_keeps_the_lowest_ids() -> None:

@@ -8,7 +8,7 @@ from conftest import parent_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.tree import Tree, chain, from_list, parents_of_paths
+from methods.tree import Tree, chain, from_list, inner_levels, parents_of_paths
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,9 @@ def check(tree: Tree, parents: list[int]) -> None:
 
 @given(parent_lists())
 def test_a_node_sees_itself_and_its_ancestors_only(parents: list[int]) -> None:
-    check(from_list(parents, CPU), parents)
+    tree = from_list(parents, CPU)
+    check(tree, parents)
+    assert tree.height == max(tree.depths.tolist()), "a higher bound makes noise for positions that no node has"
 
 
 @given(parent_lists(), st.integers(0, 9))
@@ -90,3 +92,28 @@ def test_a_missing_prefix_or_rank_is_refused(parents: list[int], data: st.DataOb
         return
     with pytest.raises(ValueError, match=r"no parent|leaves a gap"):
         parents_of_paths(rest)
+
+
+@given(parent_lists(max_size=14))
+def test_levels_hold_every_edge_once_with_its_rank_and_its_place_above(parents: list[int]) -> None:
+    depths = [len(ancestors(parents, node)) - 1 for node in range(len(parents))]
+    levels = inner_levels(parents, CPU)
+    assert len(levels) == max(depths)
+    for depth, level in enumerate(levels):
+        children = [node for node in range(len(parents)) if depths[node] == depth + 1]
+        assert level.inner == sorted({parents[node] for node in children}) == level.nodes.tolist()
+        assert level.children.tolist() == children
+        assert [level.inner[row] for row in level.row.tolist()] == [parents[node] for node in children]
+        ranks = [sum(parents[older] == parents[node] for older in range(node)) for node in children]
+        assert level.rank.tolist() == ranks
+        assert level.width == max(ranks) + 1
+        above = [levels[depth - 1].inner[place] for place in level.above.tolist()] if depth else [-1]
+        assert above == [parents[node] for node in level.inner]
+
+
+def test_every_tensor_of_a_tree_is_made_where_it_was_asked_for() -> None:
+    parents = [-1, 0, 0, 1, 3]
+    with torch.device("meta"):  # whatever names no device is made there, and holds nothing
+        check(from_list(parents, CPU), parents)
+        check(chain(11, CPU), list(range(-1, 11)))
+        assert [level.children.tolist() for level in inner_levels(parents, CPU)] == [[1, 2], [3], [4]]

@@ -76,3 +76,16 @@ def test_a_mismatching_draw_is_emitted_itself_and_not_drawn_again() -> None:
         path, token = accept(draft, logits, context(Sampling(1.0), Draws(0, "0", turn, 8)))
         counts[0 if len(path) > 1 else token] += 1
     assert chisquare(counts, [1000, 600, 400]).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("rule", ["match", "chain", "siblings"])
+def test_every_tensor_of_a_rule_is_made_where_the_logits_are(rule: str) -> None:
+    tree = chain(2, CPU) if rule == "chain" else from_list([-1, 0, 0], CPU)
+    q = torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]])
+    draft = Draft(torch.tensor([0, 2, 1]), tree, rule=rule, q=q if rule == "chain" else q[:1], q_nodes=(0,))
+    logits = torch.tensor([[0.5, 1.0, 0.0], [0.0, 1.0, 2.0], [1.0, 0.0, 0.0]])
+    for turn in range(8):
+        asked = context(Sampling(1.0), Draws(0, "0", turn, 9))
+        expected = accept(draft, logits, asked)
+        with torch.device("meta"):  # whatever names no device is made there, and holds nothing
+            assert accept(draft, logits, context(Sampling(1.0), Draws(0, "0", turn, 9))) == expected
