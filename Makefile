@@ -19,7 +19,7 @@ FAULTS  := $(patsubst %,tests/test_%.py,kills storage race load bad_models refus
            unsafe_weights page_browser marks)
 
 .PHONY: help setup test test-full test-faults lint reproduce-table1 reproduce-table2 reproduce-table3 reproduce-figures
-.PHONY: reproduce-all report bench aa coverage clean
+.PHONY: reproduce-all report bench aa coverage mutants clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -45,6 +45,10 @@ test-full: $(STAMP) ## The losslessness tests at full size: 512 prompts a method
 test-faults: $(STAMP) ## Kills, failing disks, races and a long run at full size (docs/reliability.md; an hour)
 	@echo "testing faults at full size"
 	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -rP --timeout 0 $(FAULTS) $(ARGS)
+
+mutants: $(STAMP) ## Plant faults in the modules that decide correctness: the tests notice nine in ten (ARGS="--seed 1")
+	@echo "planting faults, one at a time (a quarter of an hour)"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and the import contracts
 	@echo "linting"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNKNOWN = 60.0
 """Seconds that a test is supposed to take before it was ever timed."""
 
-MEMORY = 8 * 2**30
+MEMORY = 4 * 2**30
 """Bytes that a mutant may take: one with a wrong exponent asks for all there are."""
 
 torch.set_num_threads(1)  # a fork has no other threads
