@@ -42,6 +42,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("methods/verify.py", _CHILD, "parents.shape[0]  ->  parents.shape[-1]"): _ONE_DIMENSION,
     ("methods/verify.py", _CHILD, "parents.shape[0]  ->  parents.shape[-1]  #2"): _ONE_DIMENSION,
     (
+        "methods/tree.py",
+        "children = [node for node in range(1, len(parents)) if depths[node] == depth]",
+        "range(1, len(parents))  ->  range(0, len(parents))",
+    ): "node 0 has depth 0, and the depths of the loop begin at 1",
+    (
+        "methods/cache.py",
+        "return self._keys[0] is not None",
+        "self._keys[0]  ->  self._keys[-1]",
+    ): "asked between forwards, when all layers have buffers or none has",
+    (
         "methods/cache.py",
         "rows = query_length if isinstance(query_length, int) else int(query_length.shape[0])",
         "query_length.shape[0]  ->  query_length.shape[-1]",
