@@ -43,6 +43,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("methods/verify.py", _CHILD, "parents.shape[0]  ->  parents.shape[-1]  #2"): _ONE_DIMENSION,
     (
         "methods/tree.py",
+        "for _ in range(max(height - 1, 0).bit_length()):",
+        "max(height - 1, 0)  ->  max(height - 1, 1)",
+    ): "squares the mask of a tree of height 0 or 1 once more: it is closed already, and stays as it is",
+    (
+        "methods/tree.py",
         "children = [node for node in range(1, len(parents)) if depths[node] == depth]",
         "range(1, len(parents))  ->  range(0, len(parents))",
     ): "node 0 has depth 0, and the depths of the loop begin at 1",

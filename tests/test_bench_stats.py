@@ -164,6 +164,12 @@ def test_a_turn_without_a_cycle_takes_nothing_from_the_paper_s_denominator() -> 
     assert math.isnan(float(ESTIMATORS["tau_paper"](only_prefill)))
 
 
+def test_tokens_in_no_time_have_no_rate() -> None:
+    """A clock may be that coarse. An infinity would pass for a number; every reader knows NaN for none."""
+    data = sums([block("a", {"vanilla": VANILLA, "m": [turn([1, 4], 0.0)]})], "m")
+    assert math.isnan(float(ESTIMATORS["tokens_per_s"](data)))
+
+
 def test_a_paired_test_counts_every_flip_of_signs() -> None:
     first, second = np.array([2.0, 3.0, 1.5, 2.5]), np.array([1.0, 2.0, 1.6, 2.0])
     logs = np.log(first / second)

@@ -141,3 +141,10 @@ def test_a_path_is_uploaded_once_and_not_once_a_layer(together: bool, monkeypatc
     assert made == [[0, 2]]
     cache.keep([0, 1])
     assert made == [[0, 2]], "a path without a gap lies where it should"
+
+
+@pytest.mark.parametrize(("asked", "made"), [(1, 256), (256, 256), (257, 512), (512, 512)])
+def test_capacity_comes_in_whole_steps_so_that_turns_of_like_length_share_an_allocation(asked: int, made: int) -> None:
+    cache = KVCache(1)
+    cache.reset(asked)
+    assert cache.capacity == made

@@ -210,6 +210,14 @@ def test_a_draft_from_the_targets_own_law_is_always_accepted(rule: str, parents:
 
 
 @pytest.mark.parametrize("rule", ["chain", "siblings"])
+def test_without_a_drafted_token_the_root_is_kept_and_the_targets_own_draw_follows(rule: str) -> None:
+    draft = Draft(torch.tensor([0]), from_list([-1], CPU), rule=rule)
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    for residual, token in ((0.1, 0), (0.6, 1), (0.8, 2), (0.95, 3)):
+        assert accept(draft, logits, context(SAMPLED, ChosenDraws(residual, {}))) == ([0], token)
+
+
+@pytest.mark.parametrize("rule", ["chain", "siblings"])
 def test_no_coin_accepts_a_token_that_the_target_never_draws(rule: str) -> None:
     # The smallest coin there is, 0, is the case that tells u q < p from u q <= p.
     q, logits = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]).log()
