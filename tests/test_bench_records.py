@@ -237,6 +237,18 @@ def test_a_new_folder_is_synced_into_its_parent_and_an_old_one_is_not(
         synced.clear()
 
 
+def test_a_long_run_is_not_stopped_by_files_it_left_open(store: Store) -> None:
+    def still_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = still_open()
+    for _ in range(8):
+        store.append_block(FIRST)
+        store.mark_done({})
+        store.done()
+    assert still_open() == before
+
+
 def test_a_trace_repeats_the_first_block_of_its_question_and_method() -> None:
     made = block("a", {"vanilla": [turn([1]), turn([1, 2])], "m": [turn([2]), turn([1, 1])]})
     texts = {run["method_id"]: [each["output_ids"] for each in run["turns"]] for run in made["runs"]}
