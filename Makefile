@@ -42,7 +42,7 @@ test-full: $(STAMP) ## The losslessness tests at full size: 512 prompts a method
 	@echo "testing losslessness at full size"
 	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --timeout 0 tests/test_matrix.py tests/test_law_draws.py $(ARGS)
 
-test-faults: $(STAMP) ## Kills, failing disks, races and a long run at full size (docs/reliability.md; an hour)
+test-faults: $(STAMP) ## Kills, failing disks, races and a long run at full size (docs/reliability.md; twenty minutes)
 	@echo "testing faults at full size"
 	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -rP --timeout 0 $(FAULTS) $(ARGS)
 
