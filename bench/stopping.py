@@ -33,11 +33,12 @@ def unless_fruitless(written: Callable[[], int]) -> Iterator[None]:
     Raises:
         ConfigError: in place of ``Stopped``, if the time limit ended a requeued run that wrote nothing more.
     """
-    before = written()
+    requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    before = written() if requeued else 0
     try:
         yield
     except Stopped as stopped:
-        if stopped.signal == "SIGUSR1" and int(os.environ.get("SLURM_RESTART_COUNT") or 0) and written() == before:
+        if stopped.signal == "SIGUSR1" and requeued and written() == before:
             raise ConfigError(
                 "the time limit came again before one more block was finished; give the task a longer --time, or take "
                 "fewer methods"

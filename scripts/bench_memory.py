@@ -2,9 +2,9 @@
 
 One method in one process. The system's high-water mark is reset once the model is loaded and read after one answer;
 taken from it is what the process held before the model came. It is compared with the live tensors (packed ones count
-by their size) and the growth during one bare forward of as many rows, which
-reuses freed memory where it can: the ratio is rather too high than too low. Linux only. On a GPU the allocator's
-counters are read instead. Written to results/bench/memory-<method>-<runtime>-<dtype>.json.
+by their size) and the growth during one bare forward of as many rows, which reuses freed memory where it can: the ratio
+is rather too high than too low. Linux only. On a GPU the allocator's counters are read instead.
+Written to results/bench/memory-<method>-<runtime>-<dtype>.json.
 
     python scripts/bench_memory.py --method eagle2 --runtime fused
 """

@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 from bench_support import block, cell, turn
+from matplotlib.collections import LineCollection
 
 from bench import figures
 from bench.config import Style, Table
-from bench.figure_calibration import expected_calibration_error, falls
+from bench.figure_calibration import _panel, expected_calibration_error, falls
 from bench.plan import VANILLA, Cell, Question
 from bench.records import Store
 from methods.errors import ConfigError
@@ -143,9 +145,14 @@ def test_calibration_counts_nodes_with_an_accepted_prefix_in_twenty_bins(tmp_pat
 
 
 def test_a_bin_that_falls_beyond_its_error_is_named() -> None:
-    bins = pd.DataFrame({"from": [0.0, 0.05, 0.1], "to": [0.05, 0.1, 0.15], "nodes": [100, 100, 100],
-                         "acceptance": [0.1, 0.5, 0.3], "standard_error": [0.02, 0.02, 0.02]})  # fmt: skip
-    assert falls(bins) == ["0.05-0.15"]
+    bins = pd.DataFrame({"from": [0.1, 0.5, 0.9], "nodes": 9, "standard_error": [0.2, 0.1, 0.2]})
+    bins["mean_confidence"] = bins["acceptance"] = bins["from"]
+    above, below = plt.figure().subplots(2)
+    _panel(above, below, bins, "")
+    (bars,) = (one for one in above.collections if isinstance(one, LineCollection))
+    ends = [tuple(segment[:, 1]) for segment in bars.get_segments()]
+    plt.close("all")
+    np.testing.assert_allclose(ends, [(0, 0.492), (0.304, 0.696), (0.508, 1)], atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["positions", "calibration", "bars", "cost", "depth"])
