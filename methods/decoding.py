@@ -94,10 +94,8 @@ def decode(target: Target, drafter: Drafter, request: Request, probe: Probe = _n
         hidden = target.forward(draft.tokens, offsets, mask)
         logits = target.logits(hidden[: draft.logit_rows or tree.size])
         probe("verify")
-        path, token = accept(draft, logits, context)
+        path, tokens = accept(draft, logits, context)
         probe("accept")
-        # The accepted tokens are read back from the draft only now; a chain's are usually on the host already.
-        tokens = [*draft.tokens[path[1:]].tolist(), token] if len(path) > 1 else [token]
         target.cache.keep(path)
         kept, finish = commit(tokens)
         if finish is None:

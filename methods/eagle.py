@@ -20,9 +20,10 @@ from torch import Tensor
 from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.eagle_head import EagleHead, check_head
 from methods.outline import Outline
-from methods.sampling import LANES, distribution, draw_siblings, top
+from methods.sampling import LANES, distribution, draw_siblings
 from methods.static_trees import fitted
 from methods.target import Target
+from methods.top import top
 from methods.tree import from_list, inner_levels, parents_of_paths
 
 
@@ -74,7 +75,7 @@ class Eagle:
                 feature = self._head.extend(tokens[level.nodes], features[level.nodes], self._seen[depth])
             logits = self._head.draft.logits(feature)
             if context.sampling.greedy:
-                drawn = self._head.draft.tokens(top(logits, level.width)[1])
+                drawn = self._head.draft.tokens(top(logits, level.width))
             else:
                 q = distribution(self._head.draft.spread(logits), context.sampling)
                 drawn = self._draw(q, context, depth, level.width)

@@ -28,8 +28,9 @@ from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.eagle_head import EagleHead, check_head
 from methods.errors import MOST_ROWS, ConfigError
 from methods.outline import Outline
-from methods.sampling import log_distribution, top
+from methods.sampling import likeliest
 from methods.target import Target
+from methods.top import top
 from methods.tree import Tree
 
 
@@ -115,33 +116,32 @@ class Eagle2:
         """Grow the pool: top_k nodes at the first level, top_k * top_k at each of the others."""
         k, depth = self._config.top_k, self._config.depth
         feature = self._head.catch_up()
-        value, columns = top(log_distribution(self._head.draft.logits(feature))[0], k)
+        (value,), (columns,) = likeliest(self._head.draft.logits(feature), k)
         tokens = self._head.draft.tokens(columns)
-        pools = [(tokens, value, value, torch.full_like(tokens, -1))]
-        frontier = torch.arange(k, device=tokens.device)  # pool indices of the nodes to expand
-        frontiers = [frontier]
+        pools = [(tokens, value, value)]
+        frontiers = [torch.arange(k, device=tokens.device)]  # pool indices of the nodes to expand, level by level
         features = feature.expand(k, -1)
-        seen = torch.eye(k, dtype=torch.bool, device=tokens.device)
+        seen = own = torch.eye(k, dtype=torch.bool, device=tokens.device)
         starts = [0]
         for _ in range(depth - 1):
             output = self._head.extend(tokens, features, seen)
-            confidence, columns = top(log_distribution(self._head.draft.logits(output)), k)
+            confidence, columns = likeliest(self._head.draft.logits(output), k)
             children = self._head.draft.tokens(columns)
             cumulative = value[:, None] + confidence
             starts.append(starts[-1] + pools[-1][0].shape[0])
-            pools.append(
-                (children.flatten(), cumulative.flatten(), confidence.flatten(), frontier.repeat_interleave(k))
-            )
+            pools.append((children.flatten(), cumulative.flatten(), confidence.flatten()))
             ranked_by = cumulative if self._config.expand == "value" else confidence
-            _, best = top(ranked_by.flatten(), k)
+            best = top(ranked_by.flatten(), k)
             row = best // k
             tokens, value, features = children.flatten()[best], cumulative.flatten()[best], output[row]
-            frontier = best + starts[-1]
-            frontiers.append(frontier)
-            seen = torch.cat([seen[row], torch.eye(k, dtype=torch.bool, device=tokens.device)], 1)
+            frontiers.append(best + starts[-1])
+            seen = torch.cat([seen[row], own], 1)
         self._head.end_draft()
-        pool_tokens, values, confidences, parents = (torch.cat(part) for part in zip(*pools, strict=True))
-        return Pool(pool_tokens, values, confidences, parents, tuple(starts), torch.cat(frontiers))
+        pool_tokens, values, confidences = (torch.cat(part) for part in zip(*pools, strict=True))
+        expanded = torch.cat(frontiers)
+        # Of the last frontier no child was asked for; the first level's parent is the root.
+        parents = torch.cat([torch.full_like(tokens, -1), expanded[:-k].repeat_interleave(k)])
+        return Pool(pool_tokens, values, confidences, parents, tuple(starts), expanded)
 
 
 def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
@@ -149,7 +149,7 @@ def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
     if not config.rerank:
         return pool.frontier.sort().values
     score = pool.value if config.rerank_by == "value" else _best_below(pool)
-    return top(score, config.nodes)[1].sort().values
+    return top(score, config.nodes).sort().values
 
 
 def _best_below(pool: Pool) -> Float[Tensor, "pool"]:

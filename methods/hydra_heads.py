@@ -28,9 +28,9 @@ from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
 from methods.fused import Product
 from methods.outline import Outline
-from methods.sampling import top
 from methods.static_trees import fitted
 from methods.target import Target
+from methods.top import top
 from methods.tree import chain, from_list, inner_levels, parents_of_paths
 
 _FILES = ("hydra_lm_head.pt",)
@@ -91,7 +91,7 @@ class Hydra:
         for depth, level in enumerate(self._levels):
             if depth:
                 inputs = torch.cat([inputs[level.above], self._embed(tokens[level.nodes])], 1)
-            ranked = self._draft.tokens(top(self._heads[depth](inputs), level.width)[1])
+            ranked = self._draft.tokens(top(self._heads[depth](inputs), level.width))
             tokens[level.children] = ranked[level.row, level.rank]
         return Draft(tokens, self._tree)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from methods.base import ConfigError, Context, Draft, Outcome, Prefill, Request
 from methods.errors import MOST_ROWS
 from methods.target import Target
+from methods.top import greedy
 from methods.tree import Tree, from_list
 
 
@@ -104,9 +105,9 @@ class Lookahead:
 
     def observe(self, outcome: Outcome) -> None:
         grid, nodes = self._grid, outcome.draft.tree.size
-        newest = outcome.logits[nodes:].argmax(-1).tolist()
+        newest = greedy(outcome.logits[nodes:]).tolist()
         if len(grid) == 1:  # the newest level is the root's own
-            newest = [int(outcome.logits[0].argmax()), *newest]
+            newest = [int(greedy(outcome.logits[0])), *newest]
         if not self._full:
             self._grid = [row[1:] for row in [*grid, newest]]
             return

@@ -25,9 +25,9 @@ from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
 from methods.outline import Outline
-from methods.sampling import top
 from methods.static_trees import fitted
 from methods.target import Target
+from methods.top import top
 from methods.tree import from_list, parents_of_paths
 
 _FILES = ("medusa_lm_head.pt",)
@@ -75,7 +75,7 @@ class Medusa:
         self._hidden = prefill.hidden[-1:]
 
     def propose(self, context: Context) -> Draft:
-        ranked = self._draft.tokens(top(self._logits(), self._width)[1])
+        ranked = self._draft.tokens(top(self._logits(), self._width))
         root = ranked.new_full((1,), context.ids[-1])
         return Draft(torch.cat([root, ranked[self._head_of, self._rank_of]]), self._tree)
 

@@ -23,14 +23,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from methods.base import NumericsError, Sampling
+from methods.top import greedy, top
 
 Purpose = Literal["draft", "coin", "residual", "window"]
-
-_RUN = 128
-"""Tokens of a run, where a maximum over a vocabulary is taken in two steps."""
-
-_WIDENED = 16
-"""Rows of 16 bits that are widened at a time: more leave the CPU's cache, and cost three times as much a row."""
 
 LANES = 16
 """Uniforms reserved per position and purpose: rank j of siblings drawn at one node uses lane j."""
@@ -93,24 +88,6 @@ class Draws:
         return np.random.Philox(key=int.from_bytes(digest[:16], "little"), counter=counter)
 
 
-def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
-    """The most likely token; ties go to the lowest id (which ``torch.argmax`` documents).
-
-    A CPU's argmax is not vectorized, its maximum over float32 is: the best run of tokens is found first, its best token
-    then. The first of equal runs holds the lowest of equal ids.
-    """
-    if logits.device.type != "cpu" or not _divides(logits.shape[-1]):
-        return logits.argmax(-1)
-    if logits.itemsize < 4:
-        if logits.dim() == 2 and logits.shape[0] > _WIDENED:
-            return torch.cat([greedy(some) for some in torch.split(logits, _WIDENED)])
-        logits = logits.float()
-    runs = logits.reshape(*logits.shape[:-1], -1, _RUN)
-    run = runs.amax(-1).argmax(-1, keepdim=True)
-    place = runs.gather(-2, run[..., None].expand(*run.shape, _RUN)).squeeze(-2).argmax(-1)
-    return run.squeeze(-1) * _RUN + place
-
-
 class Ranking(NamedTuple):
     """Tokens in descending order of score, equals by id; ``before`` is the mass ahead of each after top-k."""
 
@@ -158,6 +135,12 @@ def log_distribution(logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n voc
     return logits.float().log_softmax(-1)
 
 
+def likeliest(logits: Float[Tensor, "*n vocab"], k: int) -> tuple[Float[Tensor, "*n k"], Int[Tensor, "*n k"]]:
+    """Unwarped log-probabilities in float32 and ids of the k most likely tokens, in descending order."""
+    ids = top(logits, k)
+    return log_distribution(logits).gather(-1, ids), ids
+
+
 def draw(probs: Float[Tensor, "*n vocab"], uniform: Float[Tensor, "*n"]) -> Int[Tensor, "*n"]:
     """Inverse-CDF sampling in float64 over token-id order: the first token whose cumulative mass exceeds u.
 
@@ -197,39 +180,6 @@ def without(probs: Float[Tensor, "*n vocab"], token: Int[Tensor, "*n"]) -> Float
     rest = probs.scatter(-1, token[..., None], 0.0)
     mass = rest.sum(-1, keepdim=True)
     return torch.where(mass > 0, rest / mass, 0.0)
-
-
-def top(scores: Float[Tensor, "*n width"], k: int) -> tuple[Float[Tensor, "*n k"], Int[Tensor, "*n k"]]:
-    """The k largest of scores, compared and returned as float32, in descending order; ties go to the lowest index.
-
-    Of a wide row only k runs are ranked element by element: those that come first when runs are ordered by their
-    maximum, equals by place. A run without one of the k largest can't be among them, since its own best would be.
-    """
-    if not _divides(scores.shape[-1]) or k * _RUN >= scores.shape[-1]:
-        return _ranked(scores, k)
-    runs = scores.float().reshape(*scores.shape[:-1], -1, _RUN)
-    best = _ranked(runs.amax(-1), k)[1].sort(-1).values  # ascending, so that places keep the order of indices
-    values, place = _ranked(runs.gather(-2, best[..., None].expand(*best.shape, _RUN)).flatten(-2), k)
-    return values, best.gather(-1, place // _RUN) * _RUN + place % _RUN
-
-
-def _ranked(scores: Float[Tensor, "*n width"], k: int) -> tuple[Float[Tensor, "*n k"], Int[Tensor, "*n k"]]:
-    """``top``, element by element.
-
-    ``torch.topk`` promises no order among equals, and equal scores are common (a child with confidence 1 ties with its
-    parent). Score and index are packed into one integer, so that no two are equal.
-    """
-    scores, width = scores.float(), scores.shape[-1]
-    bits = (scores + 0.0).view(torch.int32).long()  # + 0.0 makes -0.0 and 0.0 one value
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers now compare as the floats do
-    key = (ordered << 20) | (torch.arange(width, device=scores.device) ^ 0xFFFFF)
-    index = (key.topk(k, dim=-1).values & 0xFFFFF) ^ 0xFFFFF
-    return scores.gather(-1, index), index
-
-
-def _divides(width: int) -> bool:
-    """Whether a row is worth being read in runs, and comes out even. Published vocabularies do."""
-    return width >= 8 * _RUN and width % _RUN == 0
 
 
 def scores(

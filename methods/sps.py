@@ -24,10 +24,11 @@ from methods.base import Context, Draft, Outcome, Prefill, Request
 from methods.errors import ConfigError
 from methods.loading import load_model, outline
 from methods.outline import Outline
-from methods.sampling import distribution, draw, greedy
+from methods.sampling import distribution, draw
 from methods.shared_draft import shared_draft, shares_embedding
 from methods.sources import Source, source_of
 from methods.target import Target
+from methods.top import greedy
 from methods.tree import chain
 
 _LONGEST = 64
@@ -105,7 +106,7 @@ class SpS:
 
     def _known(self, tokens: Tensor) -> Tensor:
         """A target may be padded past its tokenizer, the draft less so: such an id reads as the draft's last."""
-        return tokens.clamp(max=self.draft.vocab - 1)
+        return tokens.clamp(max=self.draft.vocab - 1) if self.draft.vocab < self._vocab else tokens
 
     def _feed(self, tokens: Tensor) -> Tensor:
         """Run tokens into the draft's cache; the logits after the last, over the target's vocabulary."""

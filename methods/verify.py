@@ -23,10 +23,10 @@ _NO_MASS = 1e-12
 """A residual this small means p and q agree and the coin was lost to rounding: the token is accepted."""
 
 
-def accept(draft: Draft, logits: Float[Tensor, "heads vocab"], context: Context) -> tuple[list[int], int]:
+def accept(draft: Draft, logits: Float[Tensor, "heads vocab"], context: Context) -> tuple[list[int], list[int]]:
     """Apply the draft's rule.
 
-    Returns the accepted rows, root first, and the target's token after the last of them.
+    Returns the accepted rows, root first, and the token that follows each: accepted drafts, and the target's own last.
     """
     nodes = logits[: draft.tree.size]
     if draft.rule == "match" or context.sampling.greedy:
@@ -38,43 +38,28 @@ def accept(draft: Draft, logits: Float[Tensor, "heads vocab"], context: Context)
     return _siblings(draft, nodes, context, positions)
 
 
-def _match(draft: Draft, logits: Float[Tensor, "nodes vocab"], context: Context) -> tuple[list[int], int]:
+def _match(draft: Draft, logits: Float[Tensor, "nodes vocab"], context: Context) -> tuple[list[int], list[int]]:
     tree, first = draft.tree, context.root_position + 1
     reached = range(first, first + tree.height + 1)
     drawn = target_tokens(logits, context.sampling, context.draws, reached, tree.depths)
     if tree.size == 1:
-        return [0], int(drawn)
-    tokens, parents = draft.tokens[: tree.size], tree.parents
-    hit = tokens == drawn[parents]
-    hit[0] = False
-    chosen, drawn_host = torch.stack([_first_child(hit, parents), drawn]).tolist()
-    return _walk(chosen, drawn_host)
-
-
-def _first_child(hit: Tensor, parents: Int[Tensor, "nodes"]) -> Int[Tensor, "nodes"]:
-    """For each node its lowest child in ``hit``, or -1."""
-    size = parents.shape[0]
-    index = torch.arange(size, device=parents.device)
-    candidate = torch.where(hit, index, size)
-    first = torch.full_like(index, size).scatter_reduce(0, parents.clamp(min=0), candidate, "amin")
-    return torch.where(first < size, first, -1)
-
-
-def _walk(chosen: list[int], emitted: list[int]) -> tuple[list[int], int]:
-    """Follow the chosen children from the root; the token is the one of the node where the walk stops."""
+        return [0], [int(drawn)]
+    tokens, parents, emitted = torch.stack([draft.tokens[: tree.size], tree.parents, drawn]).tolist()
     path = [0]
-    while (child := chosen[path[-1]]) >= 0:
-        path.append(child)
-    return path, emitted[path[-1]]
+    # Children come behind their parent, so one pass finds the lowest child that holds the token, and goes on below it.
+    for node in range(1, tree.size):
+        if parents[node] == path[-1] and tokens[node] == emitted[path[-1]]:
+            path.append(node)
+    return path, [emitted[node] for node in path]
 
 
 def _chain(
     draft: Draft, logits: Float[Tensor, "nodes vocab"], context: Context, positions: Int[Tensor, "nodes"]
-) -> tuple[list[int], int]:
+) -> tuple[list[int], list[int]]:
     p = distribution(logits, context.sampling)
     drafted = draft.tree.size - 1
     if draft.q is None:
-        return [0], int(draw(p[0], context.draws.uniform("residual", positions[0])))
+        return [0], [int(draw(p[0], context.draws.uniform("residual", positions[0])))]
     q, tokens = draft.q, draft.tokens[1:, None]
     px, qx = p[:drafted].gather(1, tokens)[:, 0], q.gather(1, tokens)[:, 0]
     residual = (p[:drafted] - q).clamp(min=0.0)
@@ -84,13 +69,13 @@ def _chain(
     # After the last node nothing was drafted: q is zero there and the residual is p itself, the bonus draw.
     rest = torch.cat([residual, p[drafted:]])[accepted]
     token = draw(rest, context.draws.uniform("residual", positions)[accepted])
-    count, emitted = torch.stack([accepted, token]).tolist()
-    return list(range(count + 1)), emitted
+    count, last, *drafts = torch.cat([torch.stack([accepted, token]), draft.tokens[1:]]).tolist()
+    return list(range(count + 1)), [*drafts[:count], last]
 
 
 def _siblings(
     draft: Draft, logits: Float[Tensor, "nodes vocab"], context: Context, positions: Int[Tensor, "nodes"]
-) -> tuple[list[int], int]:
+) -> tuple[list[int], list[int]]:
     """All internal nodes at once, rank by rank: node j's children are tried in the order they were drawn."""
     p = distribution(logits, context.sampling)
     chosen = torch.full((draft.tree.size,), -1, device=p.device)
@@ -116,7 +101,11 @@ def _siblings(
         chosen[nodes] = picked
         p = p.index_copy(0, nodes, left)
     emitted = draw(p, context.draws.uniform("residual", positions))
-    return _walk(*torch.stack([chosen, emitted]).tolist())
+    tokens, below, last = torch.stack([draft.tokens, chosen, emitted]).tolist()
+    path = [0]
+    while (child := below[path[-1]]) >= 0:
+        path.append(child)
+    return path, [*(tokens[node] for node in path[1:]), last[path[-1]]]
 
 
 def _children(parents: Int[Tensor, "nodes"], of: Int[Tensor, "inner"]) -> Int[Tensor, "inner width"]:

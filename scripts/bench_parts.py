@@ -26,7 +26,7 @@ from bench.timing import cpu_ns
 from methods.cache import KVCache
 from methods.fused import _Mask
 from methods.lookahead import _layout
-from methods.sampling import _ranked, greedy, top
+from methods.top import greedy, top
 from methods.tree import Tree, chain
 
 VOCAB, LAYERS, GROUPS, DIM, CONTEXT = 49152, 30, 3, 64, 300
@@ -70,7 +70,7 @@ def main() -> None:
 def _parts(dtype: torch.dtype) -> dict[str, Part]:
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(60, VOCAB, generator=random).to(dtype)
-    level = logits[:10].float()
+    level = logits[:10]
     states = torch.randn(LAYERS, 2, 1, GROUPS, CONTEXT + 60, DIM, generator=random).to(dtype)
     each, pooled = (_filled(states, together=together) for together in (False, True))
     tree = Tree.from_parents(torch.tensor([-1, *((node - 1) // 3 for node in range(1, 60))]), 4)
@@ -79,7 +79,10 @@ def _parts(dtype: torch.dtype) -> dict[str, Part]:
     return {
         "target's token of 60 nodes": (lambda: logits.argmax(-1), lambda: greedy(logits)),
         "target's token of one row": (lambda: logits[:1].argmax(-1), lambda: greedy(logits[:1])),
-        "top 10 of 10 rows": (lambda: _ranked(level, 10), lambda: top(level, 10)),
+        "top 10 of 10 rows": (
+            lambda: level.argsort(dim=-1, descending=True, stable=True)[:, :10],
+            lambda: top(level, 10),
+        ),
         "compaction of a path of 4": (lambda: _keep(each), lambda: _keep(pooled)),
         "mask of a static tree": (
             lambda: _Mask(3)(tree.mask, CONTEXT + 60, dtype),

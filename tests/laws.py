@@ -166,10 +166,10 @@ def walk(rule: Rejection, parents: Sequence[int], look: Look, chance: Chance, fi
         path.append(kids[rank])
 
 
-def accept_by(rule: Rejection, bonus: Sampling | None = None) -> Callable[..., tuple[list[int], int]]:
+def accept_by(rule: Rejection, bonus: Sampling | None = None) -> Callable[..., tuple[list[int], list[int]]]:
     """A stand-in for ``methods.verify.accept``: this rule, and after a leaf another warp if one is given."""
 
-    def accept(draft: Draft, logits: torch.Tensor, context: Context) -> tuple[list[int], int]:
+    def accept(draft: Draft, logits: torch.Tensor, context: Context) -> tuple[list[int], list[int]]:
         parents, tokens, rows = draft.tree.parents.tolist(), draft.tokens.tolist(), logits.double().numpy()
         inner = list(draft.q_nodes or range(len(parents)))
 
@@ -181,7 +181,7 @@ def accept_by(rule: Rejection, bonus: Sampling | None = None) -> Callable[..., t
             return warp(rows[node], context.sampling), q, kids
 
         path, emitted = walk(rule, parents, look, Keyed(context.draws), len(context.ids))
-        return path, emitted[-1]
+        return path, list(emitted)
 
     return accept
 

@@ -20,7 +20,8 @@ from laws import MISTAKES, SETTINGS, Chance, Keyed, Logits, Match, Rejection, Ro
 
 import methods.verify
 from methods.base import Context, Draft, Sampling
-from methods.sampling import Draws, distribution, draw, draw_siblings, top
+from methods.sampling import Draws, distribution, draw, draw_siblings
+from methods.top import top
 from methods.tree import from_list
 
 shapes_unchecked = laws.shapes_unchecked
@@ -178,15 +179,14 @@ def library(kind: str, parents: list[int], logits: Row, drafts: Row, context: Co
         ranks = [parents[:child].count(parents[child]) for child in range(1, len(parents))]
         lanes = [context.draws.uniform("draft", positions, lane) for lane in range(max(ranks) + 1)]
         if kind == "match":
-            drawn = top(q, len(lanes))[1]
+            drawn = top(q, len(lanes))
         elif kind == "chain":
             drawn = draw(q, lanes[0])[:, None]
         else:
             drawn = draw_siblings(q, torch.stack(lanes))[0]
         tokens[1:] = drawn[[inner.index(parent) for parent in parents[1:]], ranks]
     draft = Draft(tokens, tree, kind, q=q, q_nodes=tuple(inner))
-    path, token = methods.verify.accept(draft, torch.from_numpy(logits), context)
-    return (*tokens[path[1:]].tolist(), token)
+    return tuple(methods.verify.accept(draft, torch.from_numpy(logits), context)[1])
 
 
 def plainly(kind: str, parents: list[int], logits: Row, drafts: Row, context: Context) -> tuple[Tokens, float]:

@@ -140,8 +140,8 @@ def emitted_law(
             for low, high in itertools.pairwise(edges):
                 margin = min(1e-3, (high - low) / 4)
                 for residual in (low + margin, high - margin) if high > low else ():
-                    path, token = accept(draft, logits, context(sampling, ChosenDraws(residual, coins)))
-                    extend(law, (*prefixes[path[-1]], token), chance * share * (high - low) / 2, p, length)
+                    _, tokens = accept(draft, logits, context(sampling, ChosenDraws(residual, coins)))
+                    extend(law, tuple(tokens), chance * share * (high - low) / 2, p, length)
     return law
 
 
@@ -214,7 +214,7 @@ def test_without_a_drafted_token_the_root_is_kept_and_the_targets_own_draw_follo
     draft = Draft(torch.tensor([0]), from_list([-1], CPU), rule=rule)
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     for residual, token in ((0.1, 0), (0.6, 1), (0.8, 2), (0.95, 3)):
-        assert accept(draft, logits, context(SAMPLED, ChosenDraws(residual, {}))) == ([0], token)
+        assert accept(draft, logits, context(SAMPLED, ChosenDraws(residual, {}))) == ([0], [token])
 
 
 @pytest.mark.parametrize("rule", ["chain", "siblings"])
@@ -223,7 +223,7 @@ def test_no_coin_accepts_a_token_that_the_target_never_draws(rule: str) -> None:
     q, logits = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]).log()
     draft = Draft(torch.tensor([0, 0]), from_list([-1, 0], CPU), rule=rule, q=q, q_nodes=(0,))
     coins = {(ROOT + 1, 0): 0.0}
-    assert accept(draft, logits, context(SAMPLED, ChosenDraws(0.5, coins))) == ([0], 1)
+    assert accept(draft, logits, context(SAMPLED, ChosenDraws(0.5, coins))) == ([0], [1])
 
 
 def test_negative_control_a_greedy_draft_with_softmax_q_is_lossy() -> None:
@@ -258,6 +258,5 @@ def test_drawn_and_verified_with_the_real_draws_of_many_turns_the_law_is_the_tar
         uniforms = torch.stack([draws.uniform("draft", position, lane) for lane in range(2)])
         siblings, _ = draw_siblings(q[None], uniforms)
         draft = Draft(torch.cat([torch.tensor([0]), siblings[0]]), tree, rule="siblings", q=q[None], q_nodes=(0,))
-        path, token = accept(draft, logits, context(SAMPLED, draws))
-        counts[int(draft.tokens[path[1]]) if len(path) > 1 else token] += 1
+        counts[accept(draft, logits, context(SAMPLED, draws))[1][0]] += 1
     assert chisquare(counts, [1200, 900, 600, 300]).pvalue > 1e-6

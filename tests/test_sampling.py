@@ -21,14 +21,13 @@ from methods.sampling import (
     distribution,
     draw,
     draw_siblings,
-    greedy,
     log_distribution,
     scores,
     target_tokens,
-    top,
     warped,
     without,
 )
+from methods.top import greedy, top
 
 # Halves are exact in float32, so equal logits stay equal after any temperature and ties are common.
 logit_rows = st.lists(st.integers(-6, 6).map(lambda half: half / 2), min_size=1, max_size=9)
@@ -330,7 +329,7 @@ def test_every_tensor_is_made_where_the_logits_are() -> None:
     def everything() -> list[torch.Tensor]:
         draws, probs = Draws(**KEY, positions=9), distribution(rows, sampling)
         made = [draws.gumbel(range(4), 7, CPU), draws.uniform("coin", position), probs, *draw_siblings(probs, uniforms)]
-        return [*made, greedy(rows), *top(rows, 3), target_tokens(rows, sampling, draws, range(2))]
+        return [*made, greedy(rows), top(rows, 3), target_tokens(rows, sampling, draws, range(2))]
 
     position = torch.tensor([3, 1])
     expected = everything()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from methods.base import Sampling
-from methods.sampling import distribution, draw, greedy
+from methods.sampling import distribution, draw
 from methods.target import Target
+from methods.top import greedy
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""The largest scores of a row, ties to the lowest index: how tokens and nodes are ranked.
+
+``torch.topk`` promises no order among equals, and equal scores are common: a bfloat16 logit has steps of 0.125, and a
+child of confidence 1 ties with its parent. A stable sort is exact but slow over a vocabulary, and so are the CPU's
+kernels for 16-bit floats. Floats above zero compare as their bits do: so 16-bit rows are read as integers, which are
+vectorized, and where what was found is not above zero, as the best logits of a language model are, once more slowly.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_RUN = 128
+"""Scores of a run. Published vocabularies divide by it."""
+
+_NARROW = 512
+"""Up to this width one stable sort is quicker than the several operations that save it."""
+
+_INDICES = 1 << 20
+"""A key is the score's bits times this plus the index from the other end: no two are equal."""
+
+
+def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
+    """The most likely token; ties go to the lowest id (which ``torch.argmax`` and ``numpy.argmax`` document).
+
+    Numpy's is one vectorized pass.
+    """
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    short = logits.itemsize == 2
+    rows = (_bits(logits) if short else logits).numpy().reshape(-1, logits.shape[-1])
+    index = rows.argmax(-1)
+    if short and (rows[np.arange(len(rows)), index] <= 0).any():
+        return logits.argmax(-1)
+    return torch.from_numpy(index).view(logits.shape[:-1])
+
+
+def top(scores: Float[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
+    """Indices of the k largest, compared as float32, in descending order; ties go to the lowest.
+
+    Where all k found by their bits are above zero, nothing below zero was ranked before them. Else, and on a GPU, where
+    asking would wait for the device, negative bits are turned over first.
+    """
+    scores = scores.float() if scores.itemsize > 4 else scores
+    if scores.shape[-1] <= _NARROW:
+        return scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
+    width = scores.shape[-1]
+    if scores.device.type == "cpu":
+        keys = _ranked(_bits(scores), k)
+        if int(keys.min()) >= _INDICES:
+            return width - 1 - keys % _INDICES
+    bits = _bits(scores + 0.0)  # makes -0.0 and 0.0 one value
+    turned = (1 << (8 * bits.itemsize - 1)) - 1
+    keys = _ranked(torch.where(bits < 0, bits ^ turned, bits), k)
+    return width - 1 - keys % _INDICES
+
+
+def _bits(scores: Tensor) -> Int[Tensor, "*n width"]:
+    return scores.view(torch.int16 if scores.itemsize == 2 else torch.int32)
+
+
+def _ranked(bits: Int[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
+    """Keys of the k largest.
+
+    Of a row that is read in runs only k runs are ranked score by score: those that come first when runs are ordered
+    by their maximum, equals by place. A run without one of the k largest can't be among them, since its own best
+    would be.
+    """
+    width = bits.shape[-1]
+    places = _from_end(width, bits.device)
+    # Few kernels, since after a forward has emptied the CPU's caches each costs more than what it does.
+    if width >= 8 * _RUN and width % _RUN == 0 and k * _RUN < width:
+        runs = (
+            _keys(bits.view(*bits.shape[:-1], -1, _RUN).amax(-1), _from_end(width // _RUN, bits.device)).topk(k).values
+        )
+        runs = (runs % _INDICES)[..., None]
+        places = torch.add(_from_end(_RUN, bits.device), runs, alpha=_RUN).flatten(-2)
+        bits = bits.gather(-1, width - 1 - places)
+    return _keys(bits, places).topk(k).values
+
+
+def _keys(bits: Int[Tensor, "*n width"], places: Int[Tensor, "*#n width"]) -> Int[Tensor, "*n width"]:
+    return torch.add(places, bits, alpha=_INDICES)
+
+
+@lru_cache(maxsize=64)
+def _from_end(width: int, device: torch.device) -> Int[Tensor, "width"]:
+    return torch.arange(width, device=device).flip(0)
