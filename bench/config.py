@@ -56,8 +56,8 @@ class Model:
         _one_of("model.kind", self.kind, ("hub", "folder", "wheel"))
         _one_of("model.dtype", self.dtype, ("float32", "bfloat16", "float16", "float64"))
         _one_of("model.attention", self.attention, ("sdpa", "eager"))
-        _one_of("model.runtime", self.runtime, ("hf", "fused"))
-        if self.runtime == "fused" and self.attention == "eager":
+        _one_of("model.runtime", self.runtime, ("hf", "fused", "graph"))
+        if self.runtime != "hf" and self.attention == "eager":
             raise ConfigError("model.attention=eager is a way of the stock module; use it with model.runtime=hf")
 
     @property

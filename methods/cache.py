@@ -115,10 +115,15 @@ class KVCache:
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """The committed keys and values of a layer, each ``[kv_heads, length, head_dim]``."""
+        keys, values = self.buffers(layer)
+        return keys[0, :, : self.length], values[0, :, : self.length]
+
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All there is of a layer, each ``[batch, kv_heads, capacity, head_dim]``; rows past ``length`` are stale."""
         keys, values = self._keys[layer], self._values[layer]
         assert keys is not None
         assert values is not None
-        return keys[0, :, : self.length], values[0, :, : self.length]
+        return keys, values
 
     # What transformers' mask helpers ask of a cache when no 4-D mask is passed (prefill and one-row steps).
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache as memoized
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,6 +35,12 @@ Product = Callable[[Tensor], Tensor]
 """``x -> x W^T + b`` for ``x`` [rows, in]."""
 
 
+class Rows(Protocol):
+    """What a layer asks of a cache: write these rows, and give all keys and values that are to be seen."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]: ...
+
+
 class Fused:
     """A stack of layers with its cache kept by the caller: hidden states [rows, hidden] in, [rows, hidden] out.
 
@@ -50,7 +56,8 @@ class Fused:
         with torch.no_grad():
             self._layers = [_Layer(layer, index, linear) for index, layer in enumerate(layers)]
         self._rotary, self._norm = rotary, _norm(norm)
-        self._mask = _Mask(self._layers[0].share)
+        self.share = self._layers[0].share
+        self._mask = _Mask(self.share)
 
     def __call__(
         self,
@@ -64,11 +71,18 @@ class Fused:
         Row i sees every key but those that ``tail[i]`` hides among the newest. Without ``tail`` the rows are a single
         one, or a whole text from its start, read causally. A ``tail`` must not be written to once it was passed.
         """
+        mask = None if tail is None else self._mask(tail, cache.length + x.shape[0], x.dtype)
+        return self.run(x, self.rotation(x, positions), mask, cache)
+
+    def rotation(self, x: Tensor, positions: Int[Tensor, "rows"]) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of these positions, each ``[rows, 1, head_dim]``."""
         cos, sin = self._rotary(x, positions[None])
         half = sin.shape[-1] // 2
         # rotate_half(x) * sin == swapped halves * sin with its first half negated: no negation in each layer.
-        rotation = cos[0, :, None], torch.cat([-sin[..., :half], sin[..., half:]], -1)[0, :, None]
-        mask = None if tail is None else self._mask(tail, cache.length + x.shape[0], x.dtype)
+        return cos[0, :, None], torch.cat([-sin[..., :half], sin[..., half:]], -1)[0, :, None]
+
+    def run(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, cache: Rows) -> Tensor:
+        """The layers and the norm. ``mask`` [rows * share, keys] is added to the scores."""
         for layer in self._layers:
             x = layer(x, rotation, mask, cache)
         return self._norm(x) if self._norm else x
@@ -96,7 +110,7 @@ class _Layer:
         self._activate = mlp.act_fn
         self._before, self._between = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, cache: Rows) -> Tensor:
         rows, heads, groups, dim = x.shape[0], self._heads, self._groups, self._dim
         cos, sin = rotation
         made = self._qkv(self._before(x) if self._before else x).view(rows, heads + 2 * groups, dim)
@@ -204,7 +218,7 @@ def _norm(module: Any) -> Product | None:
     return lambda x: functional.rms_norm(x, size, weight, epsilon)
 
 
-def check(base: Any) -> None:
+def check(base: Any, runtime: str) -> None:
     """Refuse a base model that this file does not know how to drive.
 
     Raises:
@@ -213,13 +227,15 @@ def check(base: Any) -> None:
     family = type(base).__name__.removesuffix("Model")
     if family not in FAMILIES:
         raise ConfigError(
-            f"model.runtime=fused drives {', '.join(FAMILIES)}, not {type(base).__name__}; use model.runtime=hf"
+            f"model.runtime={runtime} drives {', '.join(FAMILIES)}, not {type(base).__name__}; use model.runtime=hf"
         )
     for name, module in base.layers.named_modules():
         if name.endswith("_proj") and type(module) is not nn.Linear:
             raise ConfigError(
-                f"model.runtime=fused needs plain weights, but layer {name} is a {type(module).__name__}; "
+                f"model.runtime={runtime} needs plain weights, but layer {name} is a {type(module).__name__}; "
                 "use model.runtime=hf"
             )
     if len({weight.device for weight in base.parameters()}) > 1:
-        raise ConfigError("model.runtime=fused needs the whole model on one device; use model.runtime=hf or one device")
+        raise ConfigError(
+            f"model.runtime={runtime} needs the whole model on one device; use model.runtime=hf or one device"
+        )

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from methods import hub, shipped
 from methods.base import ConfigError, NumericsError
+from methods.graph import refuse_without_gpu
 from methods.outline import Outline, misfit
 from methods.paths import cache_folder
 from methods.sources import Source as Source  # re-exported: whoever loads a model says from where
@@ -68,6 +69,8 @@ def load_model(
     if dtype not in _DTYPES:
         raise ConfigError(f"model.dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
     where = _device(device)
+    if runtime == "graph":
+        refuse_without_gpu(where or torch.device("cuda"))
     told = outline(source, setting=setting)
     context_of(told.config, context)
     folder = _folder(source, setting)

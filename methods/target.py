@@ -2,16 +2,17 @@
 
 This is the only place that runs the target. On ``runtime="hf"`` the model's own code is neither copied nor patched: the
 base model is called with explicit positions and a 4-D mask (taken as is by ``transformers``). On ``runtime="fused"``
-the same weights are driven by ``methods.fused``, and held against the stock module first. Either way the output head
-is applied only to the rows whose logits somebody reads, and draft heads are built from the target's own blocks
-(``layers``, ``linear``): vanilla and every method of a block run on one runtime.
+the same weights are driven by ``methods.fused``, on ``"graph"`` in recorded shapes (``methods.graph``), and held
+against the stock module first. Either way the output head is applied only to the rows whose logits somebody reads, and
+draft heads are built from the target's own blocks (``layers``, ``linear``): vanilla and every method of a block run on
+one runtime.
 """
 
 from __future__ import annotations
 
 import ctypes
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,11 +23,12 @@ from torch import Tensor, nn
 from methods.base import ConfigError
 from methods.cache import KVCache
 from methods.fused import Fused, Product, check, make_linear
+from methods.graph import Graphed, refuse_without_gpu
 from methods.sampling import check_finite
 from methods.stock import Layers, Stock
 from methods.tree import Tree
 
-RUNTIMES = ("hf", "fused")
+RUNTIMES = ("hf", "fused", "graph")
 
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far a fused state may lie from the stock module's, as a share of its norm. RMSNorm is float32 always."""
@@ -39,7 +41,7 @@ class Target:
         model: any decoder-only ``transformers`` model whose logits are its output head applied to the base model's
             last hidden state. That is checked by a forward of three tokens, not assumed.
         context: tokens a text may hold, prompt included; default: what the model's config says.
-        runtime: ``hf``, the stock module, or ``fused``, for Llama, Qwen2 and Mistral.
+        runtime: ``hf``, the stock module; for Llama, Qwen2 and Mistral also ``fused`` and, on a GPU, ``graph``.
 
     Raises:
         ConfigError: if the model post-processes its logits, ``context`` exceeds what it was made for, or the runtime
@@ -49,6 +51,8 @@ class Target:
     def __init__(self, model: Any, *, context: int | None = None, runtime: str = "hf") -> None:
         if runtime not in RUNTIMES:
             raise ConfigError(f"model.runtime={runtime} is not known; choose {', '.join(RUNTIMES)}")
+        if runtime == "graph":
+            refuse_without_gpu(model.device)
         self.runtime = runtime
         self.model = model.eval()
         config = self.model.config
@@ -67,8 +71,8 @@ class Target:
         self._check_head()
         self._project: Product = self._head
         self._fused: Layers | None = None
-        if runtime == "fused":
-            check(self._base)
+        if runtime != "hf":
+            check(self._base, runtime)
             self._fused = self.layers(list(self._base.layers), self._base.rotary_emb, self._base.norm)
             self._project = self.linear(self._head.weight, self._head.bias)
             self._check_fused()
@@ -148,14 +152,15 @@ class Target:
 
     def linear(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None = None) -> Product:
         """``x -> x W^T + b`` as this runtime multiplies: draft heads are built from it."""
-        return make_linear(weight, bias, pack=self.runtime == "fused")
+        return make_linear(weight, bias, pack=self.runtime != "hf")
 
     def layers(self, layers: Sequence[Any], rotary: Any, norm: Any = None) -> Layers:
         """A stack of decoder layers as this runtime drives them: draft heads have some of their own."""
-        return (Fused if self.runtime == "fused" else Stock)(layers, rotary, norm)
+        drivers: dict[str, Callable[..., Layers]] = {"hf": Stock, "fused": Fused, "graph": Graphed}
+        return drivers[self.runtime](layers, rotary, norm)
 
     def release(self) -> None:
-        """On ``fused``, let go of the stock layers' weights, which it has in its own layout: memory for one model.
+        """Let go of the stock layers' weights where ``fused`` has them in its own layout: memory for one model.
 
         The stock module keeps its embedding and its output head, and cannot run afterwards.
         """
@@ -229,7 +234,7 @@ class Target:
         difference, bound = float((away.median(-1).values if short else away).max()), _ROUNDING[self.dtype]
         if not difference <= bound:
             raise ConfigError(
-                f"model.runtime=fused gives other hidden states than {type(self.model).__name__} itself (by "
+                f"model.runtime={self.runtime} gives other hidden states than {type(self.model).__name__} itself (by "
                 f"{difference:.1e} of their norm, {bound:.0e} is rounding); use model.runtime=hf"
             )
 

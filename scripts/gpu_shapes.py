@@ -5,6 +5,7 @@ time of a cycle by phase and its energy, which depend on shapes and not on value
 pays where a trained head's tau is above c. Methods take turns, in an order that rotates; the first round is a warm-up.
 
     python scripts/gpu_shapes.py                      # a GPU with 18 GB, about a minute; writes results/gpu/
+    python scripts/gpu_shapes.py --runtime graph      # 32 GB: the weights are there twice while they are checked
     python scripts/gpu_shapes.py --tiny --device cpu  # the same on a toy shape, to try the script itself
 """
 
@@ -31,7 +32,7 @@ from bench import conditions, devices, gpus, hardware, provenance
 from bench.records import write_atomically
 from methods.base import Drafter, Request
 from methods.decoding import decode
-from methods.target import Target
+from methods.target import RUNTIMES, Target
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import heads
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     options = _arguments(arguments)
     shape = TINY if options.tiny else VICUNA_7B
-    target = random_target(shape, options.dtype, options.device)
+    target = random_target(shape, options.dtype, options.device, options.runtime)
     found = devices.gpus(target)
     machine = torch.cuda.get_device_name(found[0]) if found else "cpu"
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": hardware.describe() | {"device": machine},
         "provenance": provenance.describe(),
         "shape": shape,
-        **{name: getattr(options, name) for name in ("dtype", "prompt", "tokens", "rounds")},
+        **{name: getattr(options, name) for name in ("runtime", "dtype", "prompt", "tokens", "rounds")},
         "weight_bytes": weights,
         "vanilla_reads_bytes_per_s": read_per_s,
         "share_of_peak_bandwidth": read_per_s / peak if peak else None,
@@ -74,23 +75,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "rows": rows,
         "turns": turns,
     }
-    path = Path(options.results) / f"shapes-{machine.replace(' ', '-')}-{options.dtype}{'-tiny' * options.tiny}.json"
+    name = f"shapes-{machine.replace(' ', '-')}-{options.runtime}-{options.dtype}{'-tiny' * options.tiny}.json"
+    path = Path(options.results) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(report, indent=1) + "\n")
-    print(f"{machine}, {options.dtype}, prompt {options.prompt}, {options.tokens} tokens, {options.rounds} rounds")
+    asked = f"{options.runtime}, {options.dtype}, prompt {options.prompt}, {options.tokens} tokens, {options.rounds} rounds"
+    print(f"{machine}, {asked}")
     print(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".2f"))
     share = f" ({report['share_of_peak_bandwidth']:.0%} of its peak)" if peak else ""
     print(f"vanilla reads {weights / 1e9:.2f} GB a cycle, {read_per_s / 1e9:.0f} GB/s{share}")
     print(json.dumps({"written": str(path), "disturbed": disturbed}))
 
 
-def random_target(shape: Mapping[str, int], dtype: str, device: str) -> Target:
+def random_target(shape: Mapping[str, int], dtype: str, device: str, runtime: str) -> Target:
     """A Llama of this shape, filled where it lies: 7B of float32 would not fit beside it."""
     config = LlamaConfig(**shape, initializer_range=SCALE, eos_token_id=None, bos_token_id=None, pad_token_id=None)
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="sdpa")
-    return Target(model.requires_grad_(False))
+    target = Target(model.requires_grad_(False), runtime=runtime)
+    target.release()
+    return target
 
 
 def write_head(folder: Path, target: Target) -> Path:
@@ -174,6 +179,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float16", choices=["float16", "bfloat16", "float32"])
+    parser.add_argument("--runtime", default="hf", choices=RUNTIMES)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=300)

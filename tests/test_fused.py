@@ -168,5 +168,5 @@ def test_a_module_that_computes_something_else_is_refused() -> None:
 
 
 def test_an_unknown_runtime_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.runtime=graph is not known; choose hf, fused"):
-        Target(tiny_llama(layers=1), runtime="graph")
+    with pytest.raises(ConfigError, match=r"model.runtime=compiled is not known; choose hf, fused, graph"):
+        Target(tiny_llama(layers=1), runtime="compiled")

@@ -10,13 +10,14 @@ import pytest
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
+@pytest.mark.parametrize("runtime", ["hf", "fused"])
 def test_the_toy_shape_is_measured_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runtime: str
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import gpu_shapes
 
-    sizes = ["--rounds=2", "--prompt=30", "--tokens=10"]
+    sizes = [f"--runtime={runtime}", "--rounds=2", "--prompt=30", "--tokens=10"]
     gpu_shapes.main(["--tiny", "--device=cpu", "--dtype=float32", *sizes, f"--results={tmp_path}"])
     path = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["written"])
     report = json.loads(path.read_text())

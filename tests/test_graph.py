@@ -1,0 +1,169 @@
+"""The graph runtime: what a bucket computes is tested everywhere, that it is recorded and replayed on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_prompts, run, tiny_llama
+from heads import write_ranking
+from test_fused import MODELS, read, stirred
+from test_matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, WEIGHTS
+
+import methods
+from methods.base import ConfigError, Drafter, Request, Sampling
+from methods.cache import KVCache
+from methods.graph import Graphed
+from methods.loading import load_model
+from methods.sources import Source
+from methods.target import Target
+from methods.tree import from_list
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a bucket runs each time instead of being replayed; the buffers and shapes are the same."""
+    monkeypatch.setattr("methods.target.refuse_without_gpu", lambda device: None)
+
+
+def buckets(target: Target) -> dict[tuple[int, int], object]:
+    layers = target._fused
+    assert isinstance(layers, Graphed)
+    return dict(layers._made[target.cache].buckets)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.float32, 1e-4)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_the_stock_modules(name: str, dtype: torch.dtype, bound: float) -> None:
+    model = stirred(name, dtype)
+    ours, theirs = read(Target(model, runtime="graph")), read(Target(model))
+    assert (ours - theirs).abs().max() < bound
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.inference_mode()
+def test_a_text_that_outgrows_a_bucket_goes_on_in_the_next_and_needs_no_more_of_them() -> None:
+    model = tiny_llama(layers=2, max_position_embeddings=1024)
+    tree = from_list([-1, 0, 0, 1, 1, 2], torch.device("cpu"))
+    logits = []
+    for target in (Target(model), graph := Target(model, runtime="graph")):
+        target.prefill(torch.arange(245) % 40, capacity=600)
+        found = []
+        for cycle in range(12):
+            rows = 6 if cycle % 3 else 1
+            tokens = (torch.arange(rows) * 7 + cycle) % 40
+            hidden = target.forward(tokens, tree.depths[:rows], tree.mask[:rows, :rows])
+            found.append(target.logits(hidden))
+            target.cache.keep([0, 2, 5] if rows > 1 else [0])
+        logits.append(torch.cat(found))
+    assert (logits[0] - logits[1]).abs().max() < 1e-4
+    assert set(buckets(graph)) == {(1, 256), (8, 256), (1, 512), (8, 512)}
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_rows_that_pad_need_no_room() -> None:
+    model = tiny_llama(layers=2, max_position_embeddings=1024)
+    tree, states = from_list([-1, 0, 0, 1, 1, 2], torch.device("cpu")), []
+    for target in (Target(model), Target(model, runtime="graph")):
+        target.prefill(torch.arange(250) % 40, capacity=256)
+        states.append(target.forward(torch.arange(6), tree.depths, tree.mask))
+    assert torch.allclose(*states, atol=1e-5)
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.inference_mode()
+def test_what_memory_held_before_does_not_reach_a_forward() -> None:
+    target = Target(tiny_llama(layers=1), runtime="graph")
+    target.prefill(torch.arange(9), capacity=100)
+    for buffer in target.cache.buffers(0):
+        buffer[:, :, target.cache.length :] = torch.nan
+    assert torch.isfinite(target.forward(torch.tensor([3]), torch.tensor([0]), torch.ones(1, 1).bool())).all()
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_another_allocation_of_the_cache_is_written_and_the_old_one_is_let_go() -> None:
+    target = Target(model := tiny_llama(layers=1), runtime="graph")
+    row, alone = (torch.tensor([3]), torch.tensor([0]), torch.ones(1, 1).bool()), []
+    old = None
+    for capacity in (100, 700):
+        for one in (target, Target(model)):
+            one.prefill(torch.arange(9), capacity=capacity)
+            alone.append(one.forward(*row))
+        assert torch.allclose(alone[-2], alone[-1], atol=1e-5)
+        gc.collect()
+        assert old is None or old() is None
+        old = weakref.ref(target.cache.buffers(0)[0])
+    other, target.cache = target.cache, KVCache(1)
+    target.prefill(torch.arange(5), capacity=100)
+    target.forward(*row)
+    target.cache = other
+    assert torch.equal(target.forward(*row), alone[-2])
+
+
+@pytest.fixture(scope="module")
+def plain() -> Target:
+    return Target(tiny_llama(torch.float64, layers=2, vocab_size=MATRIX_VOCAB))
+
+
+@pytest.fixture(scope="module")
+def made(plain: Target, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Target], Drafter]:
+    written: dict[str, dict[str, str]] = {}
+
+    def make(name: str, setting: str, target: Target) -> Drafter:
+        if name in WEIGHTS and name not in written:
+            folder = write_ranking(WEIGHTS[name](tmp_path_factory.mktemp(name), plain), MATRIX_VOCAB)
+            written[name] = {"weights": str(folder)}
+        return methods.load(name, SETTINGS[name][setting] | written.get(name, {}), target)
+
+    return make
+
+
+@pytest.mark.usefixtures("unchecked_shapes", "anywhere")
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_method_decodes_as_on_the_stock_module(
+    plain: Target, made: Callable[[str, str, Target], Drafter], monkeypatch: pytest.MonkeyPatch, name: str, device: str
+) -> None:
+    """Text, and every cycle of it, drafts of the heads' own layers included."""
+    # The draft of sps is loaded by its own; there the device is asked before anything is.
+    monkeypatch.setattr("methods.loading.refuse_without_gpu", lambda device: None)
+    target = Target(tiny_llama(torch.float64, layers=2, vocab_size=MATRIX_VOCAB).to(device), runtime="graph")
+    for index, setting in enumerate(SETTINGS[name]):
+        ours, theirs = made(name, setting, target), made(name, setting, plain)
+        for number, prompt in enumerate(random_prompts(4, vocab=MATRIX_VOCAB, seed=index)):
+            request = Request(prompt, NEW_TOKENS, frozenset({EOS}), Sampling(float(number % 2)), f"{number}")
+            assert run(target, ours, request) == run(plain, theirs, request), (setting, number)
+
+
+def test_without_a_gpu_it_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"graph replays CUDA graphs, which a cpu has not; use model.runtime=fused"):
+        load_model(Source("folder", str(tmp_path / "nothing")), device="cpu", runtime="graph")
+    with pytest.raises(ConfigError, match=r"graph replays CUDA graphs"):
+        Target(tiny_llama(layers=1), runtime="graph")
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@torch.inference_mode()
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)], ids=str)
+def test_a_recorded_forward_is_the_fused_one(dtype: torch.dtype, bound: float) -> None:
+    model = tiny_llama(dtype, layers=3).to("cuda")
+    states = []
+    for runtime in ("fused", "graph"):
+        target = Target(model, runtime=runtime)
+        tree = from_list([-1, 0, 0, 1, 1, 2], target.device)
+        target.prefill(torch.arange(20, device="cuda"), capacity=300)
+        for cycle in range(4):  # the first records, the others replay with other inputs
+            states.append(target.forward(torch.arange(6, device="cuda") + cycle, tree.depths, tree.mask))
+            target.cache.keep([0, 2, 5])
+    fused, graph = torch.stack(states).chunk(2)
+    assert ((fused - graph).norm(dim=-1) / fused.norm(dim=-1)).max() < bound
+    assert set(buckets(target)) == {(8, 256)}
