@@ -79,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = Path(options.results) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(report, indent=1) + "\n")
-    asked = f"{options.runtime}, {options.dtype}, prompt {options.prompt}, {options.tokens} tokens, {options.rounds} rounds"
-    print(f"{machine}, {asked}")
+    print(f"{machine}, {options.runtime}, {options.dtype}")
+    print(f"prompt {options.prompt}, {options.tokens} tokens, {options.rounds} rounds")
     print(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".2f"))
     share = f" ({report['share_of_peak_bandwidth']:.0%} of its peak)" if peak else ""
     print(f"vanilla reads {weights / 1e9:.2f} GB a cycle, {read_per_s / 1e9:.0f} GB/s{share}")
