@@ -83,9 +83,8 @@ def caption(report: Report, style: Style) -> str:
         if row.get("measured_again", 0) > 0:
             again[", ".join(row[key] for key in keys)] = row["measured_again"]
     for name, count in again.items():
-        text += (
-            f"\n{name}: {count:.0f} of the blocks were measured again, a GPU having been throttled or shared before."
-        )
+        why = "a GPU having been throttled or shared, or a graph recorded"
+        text += f"\n{name}: {count:.0f} of the blocks were measured again, {why}."
     if report.holes:
         text += "\n\nHoles:\n" + "\n".join(f"- {hole}" for hole in report.holes)
     return text

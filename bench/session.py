@@ -2,7 +2,8 @@
 
 A block is one question, all its turns, vanilla and every method back to back in an order rotated by question. It is
 written whole or not at all, so each ratio compares runs made minutes apart on the same machine. One during which a
-GPU was throttled or shared is set aside whole and measured again after the others (``bench.conditions``).
+GPU was throttled or shared (``bench.conditions``), or new shapes were recorded (``methods.graph``), is set aside whole
+and measured again after the others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from bench.timing import wall_time
 from methods.base import Drafter, Request
 from methods.decoding import decode
 from methods.errors import ConfigError
+from methods.graph import Graphed
 from methods.loading import Loaded, Source, load_model, outline
 from methods.outline import Outline
 from methods.secrecy import redact
@@ -276,6 +278,7 @@ class _Block:
         answers: dict[str, list[str]] = {name: [] for name in self._order}
         turns: dict[str, list[dict[str, Any]]] = {name: [] for name in self._order}
         failed: dict[str, str] = {}
+        recorded = Graphed.recorded
         for _ in question.turns:
             for name in self._order:
                 if name not in failed and (error := self._decode(name, answers, turns[name])):
@@ -285,6 +288,9 @@ class _Block:
                     continue
                 ids = turns[name][-1]["output_ids"]
                 answers[name] = [*answers[name], prompts.answer_text(self._loaded.tokenizer, ids)]
+        disturbed = {why for gpu in zip(*self._readings, strict=True) for why in conditions.verdict(gpu)}
+        if Graphed.recorded > recorded:
+            disturbed.add("shapes were recorded as CUDA graphs")
         idents = self._cell.method_ids
         short = [{"method": name, "method_id": idents[name], "error": error} for name, error in failed.items()]
         return {
@@ -292,7 +298,7 @@ class _Block:
             "category": question.category,
             "repeat": self._work.repeat,
             "order": self._order,
-            "disturbed": sorted({why for gpu in zip(*self._readings, strict=True) for why in conditions.verdict(gpu)}),
+            "disturbed": sorted(disturbed),
             "runs": [
                 {"method": name, "method_id": idents.get(name, VANILLA), "turns": turns[name]}
                 for name in self._order

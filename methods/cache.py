@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_GRAIN = 256
+GRAIN = 256
 """Capacity grows in these steps, so that turns of similar length reuse one allocation."""
 
 
@@ -24,15 +24,16 @@ class KVCache:
     first ``update``, from what the layer itself hands over: that settles the batch, the number of KV heads (GQA), the
     head size, the dtype and the device without reading any config. With ``together`` (all layers on one device) they
     are views of one pool, so that a path of a tree is kept by one gather; a layer of another shape gets its own.
+    ``least`` is a capacity to begin with, for whoever wants the buffers to stay where they are.
     """
 
     is_compileable = False
     layers: tuple[()] = ()
 
-    def __init__(self, layers: int, *, together: bool = True) -> None:
+    def __init__(self, layers: int, *, together: bool = True, least: int = 0) -> None:
         self.length = 0
         self.capacity = 0
-        self._together = together
+        self._together, self._least = together, least
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
         self._pool: Tensor | None = None  # [layers, keys and values, batch, kv_heads, capacity, head_dim]
@@ -46,7 +47,7 @@ class KVCache:
         """Forget everything and make room for ``capacity`` rows."""
         self.length = 0
         if capacity > self.capacity or None in self._keys:  # not all was allocated: there was no memory for it
-            self.capacity = -(-capacity // _GRAIN) * _GRAIN
+            self.capacity = -(-max(capacity, self._least) // GRAIN) * GRAIN
             self._release()
 
     def update(
@@ -57,9 +58,7 @@ class KVCache:
         Raises:
             IndexError: if the rows do not fit; the loop checks before, so this is a bug and not a user's error.
         """
-        end = self.length + key_states.shape[2]
-        if end > self.capacity:
-            raise IndexError(f"cache of {self.capacity} rows cannot take rows up to {end}")
+        end = self.check_fits(key_states.shape[2])
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if keys is None or values is None or keys.shape[0] != key_states.shape[0]:
             if keys is not None:
@@ -69,14 +68,29 @@ class KVCache:
         values[:, :, self.length : end] = value_states
         return keys[:, :, :end], values[:, :, :end]
 
+    def check_fits(self, rows: int) -> int:
+        """Where the last of these rows would end.
+
+        Raises:
+            IndexError: as ``update``.
+        """
+        if (end := self.length + rows) > self.capacity:
+            raise IndexError(f"cache of {self.capacity} rows cannot take rows up to {end}")
+        return end
+
+    def blank(self, start: int, stop: int) -> None:
+        """Zero these rows of every layer: a weight of zero times a NaN left there is NaN."""
+        pool = [] if self._pool is None else [self._pool]
+        for buffer in (*pool, *(buffer for layer in self._loose for buffer in self.buffers(layer))):
+            buffer[..., start:stop, :].zero_()
+
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward (numbered from 0 at ``length``, ascending) and drop the others."""
         kept = len(rows)
         if rows[-1] != kept - 1:
             source: dict[torch.device, Tensor] = {}  # one upload per device, not one per layer
             pool = [] if self._pool is None else [self._pool]
-            for buffer in (*pool, *(b for layer in self._loose for b in (self._keys[layer], self._values[layer]))):
-                assert buffer is not None
+            for buffer in (*pool, *(buffer for layer in self._loose for buffer in self.buffers(layer))):
                 if buffer.device not in source:
                     source[buffer.device] = torch.tensor(rows, device=buffer.device) + self.length
                 # A gather makes its own copy first, so source and destination may overlap.

@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from methods.base import Outcome, Prefill, Request
-from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
 from methods.outline import Outline
@@ -40,7 +39,7 @@ class EagleHead:
         layer, rotary, fc = _build(checkpoint, target)
         self._layers, self._fc = target.layers([layer], rotary), target.linear(fc.weight, fc.bias)
         self._embedding = target.embedding.to(target.head_device)
-        self.cache = KVCache(1)
+        self.cache = target.new_cache(1)
 
     def begin(self, request: Request, prefill: Prefill, rows: int) -> None:
         """Forget the text before. ``rows`` bounds the draft rows of a cycle."""

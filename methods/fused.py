@@ -23,11 +23,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from methods.cache import KVCache
+from methods.cache import GRAIN, KVCache
 from methods.errors import ConfigError
 
 FAMILIES = ("Llama", "Qwen2", "Mistral")
-_GRAIN = 256
 _SHAPES = 64
 """Masks kept: more shapes than any method has, but lookahead, whose trie is of any size."""
 
@@ -151,7 +150,7 @@ class _Mask:
         if buffer is None or length > buffer.shape[1]:
             if len(self._kept) >= _SHAPES:
                 self._kept.clear()
-            room = -(-length // _GRAIN) * _GRAIN
+            room = -(-length // GRAIN) * GRAIN
             buffer, written = torch.zeros(shape[0] * self._share, room, dtype=dtype, device=tail.device), None
         if tail is not written:
             hidden = torch.zeros_like(tail, dtype=dtype).masked_fill_(~tail, -torch.inf)

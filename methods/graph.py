@@ -2,8 +2,8 @@
 
 On a GPU a forward of few rows ends before the host has launched its next kernel. A CUDA graph launches all of them at
 once, but repeats what was recorded: the same kernels on the same addresses. So a forward behind a text is run in a
-bucket: rows padded to a power of two, keys and values read up to a multiple of 256, and what changes (states, rotation,
-the slots that rows are written to, the mask) lies in buffers. What a bucket does is ``Fused``'s layers and no other.
+bucket: rows padded to a power of two, keys and values read up to a multiple of ``GRAIN``, and what changes (states,
+rotation, the slots that rows are written to, the mask) lies in buffers. A bucket runs ``Fused``'s layers and no other.
 
 A row that pads repeats the last one: same state, same slot, same keys seen, so it writes what that one writes, and no
 room is needed for it. Reading a whole text is not recorded, since every length is another shape.
@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from methods.cache import KVCache
+from methods.cache import GRAIN, KVCache
 from methods.errors import ConfigError
 from methods.fused import Fused
-
-_GRAIN = 256
-"""Keys of a bucket: a cache's capacity is a multiple of this too."""
 
 _WARM = 2
 """Forwards before the recording, in which libraries choose kernels and take their workspace."""
@@ -43,10 +41,12 @@ def refuse_without_gpu(device: torch.device) -> None:
 class Graphed:
     """A stack of layers, called as ``methods.fused.Fused`` is."""
 
+    recorded = 0
+    """Buckets made in this process, by all stacks: a cycle in which this grew was no cycle to time."""
+
     def __init__(self, layers: Sequence[Any], rotary: Any, norm: Any = None) -> None:
         self._fused = Fused(layers, rotary, norm)
         self._made: weakref.WeakKeyDictionary[KVCache, _Made] = weakref.WeakKeyDictionary()
-        self._pool: Any = None
 
     def __call__(
         self,
@@ -56,56 +56,85 @@ class Graphed:
         cache: KVCache,
     ) -> Float[Tensor, "rows hidden"]:
         """Write the rows into the cache behind ``cache.length`` and return their states."""
-        if not cache.is_initialized or (tail is None and x.shape[0] > 1):
-            return self._fused(x, positions, tail, cache)
-        return self._bucket(x, cache)(x, self._fused.rotation(x, positions), tail, cache.length)
+        if not cache.length:
+            read = self._fused(x, positions, tail, cache)
+            cache.blank(x.shape[0], cache.capacity)
+            return read
+        return self._bucket(x, cache)(x, self._fused.rotation(x, positions), tail, cache)
 
     def _bucket(self, x: Tensor, cache: KVCache) -> _Bucket:
-        """The smallest one that holds these rows and this text."""
+        """The smallest one that holds these rows and this text; behind them nothing is left that a draft wrote."""
         keys, made = cache.buffers(0)[0], self._made.get(cache)
         if made is None or made.keys() is not keys:  # another allocation: what was recorded is of the one before
-            made = self._made[cache] = _Made(weakref.ref(keys), {})
+            made = self._made[cache] = _Made(weakref.ref(keys), {}, _Recorder(x.device) if x.is_cuda else None)
+        end = cache.check_fits(x.shape[0])
+        if made.written > end:
+            cache.blank(end, made.written)
+        made.written = end
         rows = 1 << (x.shape[0] - 1).bit_length()
-        context = -(-(cache.length + x.shape[0]) // _GRAIN) * _GRAIN
+        context = -(-end // GRAIN) * GRAIN
         if (rows, context) not in made.buckets:
-            if x.is_cuda and self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            made.buckets[rows, context] = _Bucket(self._fused, cache, x, rows, context, self._pool)
+            made.buckets[rows, context] = _Bucket(self._fused, cache, x, rows, context, made.recorder)
+            Graphed.recorded += 1
         return made.buckets[rows, context]
 
 
-class _Made(NamedTuple):
-    """The buckets of one allocation of a cache, by rows and keys; both are held by the cache alone."""
+class _Recorder:
+    """What the graphs of one allocation share, and nobody else: they are let go together.
+
+    Memory between input and output, since none runs beside another; and the stream, whose cuBLAS workspace is part of
+    each graph and is cleared when one of that stream is let go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.device(self._device):
+            here = torch.cuda.current_stream()
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM):
+                    forward()
+            here.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                forward()
+        return graph.replay
+
+
+@dataclass
+class _Made:
+    """The buckets of one allocation of a cache, by rows and keys, and up to where it was written."""
 
     keys: Callable[[], Tensor | None]
     buckets: dict[tuple[int, int], _Bucket]
+    recorder: _Recorder | None
+    written: int = 0
 
 
 class _Bucket:
-    """One shape: its buffers, and what replays it.
+    """One shape: its buffers, and what replays it."""
 
-    Args:
-        pool: memory for what is between input and output; buckets share it, since none runs beside another.
-    """
-
-    def __init__(self, fused: Fused, cache: KVCache, x: Tensor, rows: int, context: int, pool: Any) -> None:
-        self._fused, self._pool = fused, pool
+    def __init__(
+        self, fused: Fused, cache: KVCache, x: Tensor, rows: int, context: int, recorder: _Recorder | None
+    ) -> None:
+        self._fused, self._recorder = fused, recorder
         self._x, self._out = x.new_zeros(rows, x.shape[1]), x.new_zeros(rows, x.shape[1])
         self._rotation: tuple[Tensor, Tensor] | None = None
         self._mask = x.new_zeros(rows * fused.share, context)
         self._slots = _Slots(cache, torch.zeros(rows, dtype=torch.long, device=x.device), context)
         self._place = torch.arange(rows, device=x.device)
         self._replay: Callable[[], None] | None = None
-        for layer in range(cache.layer_count):
-            for buffer in cache.buffers(layer):
-                # Never written, it may hold anything, and a weight of zero times NaN is NaN.
-                buffer[:, :, cache.length : context].zero_()
 
-    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], tail: Tensor | None, length: int) -> Tensor:
-        rows, end = x.shape[0], length + x.shape[0]
+    def __call__(self, x: Tensor, rotation: tuple[Tensor, Tensor], tail: Tensor | None, cache: KVCache) -> Tensor:
+        rows, end = x.shape[0], cache.length + x.shape[0]
         source = self._place.clamp(max=rows - 1)
         self._x.copy_(x[source])
-        self._slots.index.copy_(source + length)
+        self._slots.index.copy_(source + cache.length)
         if self._rotation is None:
             self._rotation = rotation[0][source], rotation[1][source]
         for mine, new in zip(self._rotation, rotation, strict=True):
@@ -117,26 +146,13 @@ class _Bucket:
             hidden = torch.zeros_like(tail, dtype=x.dtype).masked_fill_(~tail, -torch.inf)
             self._mask[:, end - newest : end] = hidden[source].repeat_interleave(self._fused.share, 0)
         if self._replay is None:
-            self._replay = self._recorded() if x.is_cuda else self._forward
+            self._replay = self._recorder(self._forward) if self._recorder else self._forward
         self._replay()
         return self._out[:rows].clone()
 
     def _forward(self) -> None:
         assert self._rotation is not None
         self._out.copy_(self._fused.run(self._x, self._rotation, self._mask, self._slots))
-
-    def _recorded(self) -> Callable[[], None]:
-        with torch.cuda.device(self._x.device):
-            here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                for _ in range(_WARM):
-                    self._forward()
-            here.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._forward()
-        return graph.replay
 
 
 class _Slots:

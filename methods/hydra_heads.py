@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.cache import KVCache
 from methods.checkpoints import Checkpoint
 from methods.draft_vocab import DraftHead
 from methods.errors import ConfigError
@@ -144,7 +143,7 @@ class PrefixLayer:
             module.load_state_dict(state, assign=True)
             module.eval().requires_grad_(False)
         self._layers = target.layers([layer], LlamaRotaryEmbedding(config).to(target.head_device), norm)
-        self.cache = KVCache(1)
+        self.cache = target.new_cache(1)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         rows, past = hidden.shape[0], self.cache.length

@@ -30,6 +30,9 @@ from methods.tree import Tree
 
 RUNTIMES = ("hf", "fused", "graph")
 
+_SPARE = 256
+"""Rows of a draft behind the longest text. A larger draft's cache is allocated once more, no more than that."""
+
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far a fused state may lie from the stock module's, as a share of its norm. RMSNorm is float32 always."""
 
@@ -65,7 +68,7 @@ class Target:
         self.hidden = int(config.hidden_size)
         self.context = context_of(config, context)
         self._together = len({weight.device for weight in self._base.parameters()}) == 1
-        self.cache = self._new_cache()
+        self.cache = self.new_cache()
         # SDPA takes a boolean mask as it is; eager attention adds whatever it is given to the scores.
         self._adds_mask = config._attn_implementation == "eager"
         self._check_head()
@@ -130,12 +133,12 @@ class Target:
         past = self.cache.length
         tokens, offsets, mask = tokens.to(self.device), offsets.to(self.device), mask.to(self.device)
         positions = (offsets + past).clamp_(max=self.context - 1)
-        # One row needs no mask, which keeps the fastest attention kernel.
+        # One row needs no mask: fused and stock layers have a faster kernel without.
         return self._read(tokens, positions, None if tokens.shape[0] == 1 else mask)
 
     def begin_batch(self, capacity: int) -> None:
         """Forget everything and make room for many texts of ``capacity`` tokens each, all of one length at any time."""
-        self.cache = self._new_cache()
+        self.cache = self.new_cache()
         self.cache.reset(capacity)
 
     @torch.inference_mode()
@@ -166,11 +169,15 @@ class Target:
         """
         if self._fused:
             self._base.layers.to("meta")
-            with suppress(AttributeError, OSError):  # glibc keeps what was freed in pieces below 32 MB until it is told
-                ctypes.CDLL(None).malloc_trim(0)
+            trim_heap()
 
-    def _new_cache(self) -> KVCache:
-        return KVCache(int(self.model.config.num_hidden_layers), together=self._together)
+    def new_cache(self, layers: int | None = None) -> KVCache:
+        """A cache for as many layers as the target has, or for a draft's own.
+
+        On ``graph`` it holds the longest text from the start: a larger one would be another, and nothing recorded fits.
+        """
+        least = self.context + _SPARE if self.runtime == "graph" else 0
+        return KVCache(layers or int(self.model.config.num_hidden_layers), together=self._together, least=least)
 
     def _read(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Rows behind the cached text: [rows] in, [rows, hidden] out."""
@@ -215,17 +222,17 @@ class Target:
 
     @torch.inference_mode()
     def _check_fused(self) -> None:
-        """A prompt, then a small tree behind it: the fused states must be the stock module's, up to rounding.
+        """A prompt, then two small trees behind it: the fused states must be the stock module's, up to rounding.
 
         Every row; in 16 bits the median one, where a row of a text without meaning may go astray on either.
         """
         tokens = torch.linspace(0, self.vocab - 1, 16, device=self.device).long()
-        offsets = torch.tensor([0, 1, 1, 1, 2, 2, 3, 3], device=self.device)
-        mask = Tree.from_parents(torch.tensor([-1, 0, 0, 0, 1, 3, 4, 4], device=self.device), 3).mask
+        tree = Tree.from_parents(torch.tensor([-1, 0, 0, 1, 2, 3], device=self.device), 3)
         fused, states = self._fused, []
         for self._fused in (fused, None):
-            read = self.prefill(tokens[:8], capacity=16), self.forward(tokens[8:], offsets, mask)
-            states.append(torch.stack(read).double())
+            read = [self.prefill(tokens[:4], capacity=16)]
+            read += [self.forward(some, tree.depths, tree.mask) for some in (tokens[4:10], tokens[10:])]
+            states.append(torch.cat(read).double())
         self._fused = fused
         self.cache.reset(0)
         ours, theirs = states
@@ -237,6 +244,12 @@ class Target:
                 f"model.runtime={self.runtime} gives other hidden states than {type(self.model).__name__} itself (by "
                 f"{difference:.1e} of their norm, {bound:.0e} is rounding); use model.runtime=hf"
             )
+
+
+def trim_heap() -> None:
+    """Give freed memory back: glibc keeps what was freed in pieces below 32 MB until it is told."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def context_of(config: Any, asked: int | None) -> int:

@@ -2,8 +2,8 @@
 
 ``torch.topk`` promises no order among equals, and equal scores are common: a bfloat16 logit has steps of 0.125, and a
 child of confidence 1 ties with its parent. A stable sort is exact but slow over a vocabulary, and so are the CPU's
-kernels for 16-bit floats. Floats above zero compare as their bits do: so 16-bit rows are read as integers, which are
-vectorized, and where what was found is not above zero, as the best logits of a language model are, once more slowly.
+kernels for 16-bit floats. Floats above zero compare as their bits do, and integers are read fast. The best logits of a
+language model are above zero; where what was found is not, the row is read again, more slowly. NaN has no place here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _INDICES = 1 << 20
 def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
     """The most likely token; ties go to the lowest id (which ``torch.argmax`` and ``numpy.argmax`` document).
 
-    Numpy's is one vectorized pass.
+    On a CPU numpy's argmax is used, which is vectorized; torch's is not.
     """
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     short = logits.itemsize == 2
-    rows = (_bits(logits) if short else logits).numpy().reshape(-1, logits.shape[-1])
+    rows = (_bits(logits) if short else logits).detach().numpy().reshape(-1, logits.shape[-1])
     index = rows.argmax(-1)
     if short and (rows[np.arange(len(rows)), index] <= 0).any():
         return logits.argmax(-1)
@@ -45,7 +45,12 @@ def top(scores: Float[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
 
     Where all k found by their bits are above zero, nothing below zero was ranked before them. Else, and on a GPU, where
     asking would wait for the device, negative bits are turned over first.
+
+    Raises:
+        ValueError: for k above the width, or a width above 2^20.
     """
+    if not k <= scores.shape[-1] <= _INDICES:
+        raise ValueError(f"the {k} largest of {scores.shape[-1]} scores: at most all, and of at most {_INDICES}")
     scores = scores.float() if scores.itemsize > 4 else scores
     if scores.shape[-1] <= _NARROW:
         return scores.argsort(dim=-1, descending=True, stable=True)[..., :k]

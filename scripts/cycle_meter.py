@@ -16,7 +16,6 @@ import torch
 
 from bench.timing import cpu_ns, now_ns
 from methods.base import Request, Step
-from methods.cache import KVCache
 from methods.decoding import decode
 from methods.target import Target
 
@@ -104,7 +103,7 @@ class Arm:
     def __init__(self, name: str, drafter: Any, target: Target, meter: Meter, requests: list[Request]) -> None:
         self.drafter = drafter
         self._target, self._meter, self._requests = target, meter, requests
-        self._cache = KVCache(target.cache.layer_count)
+        self._cache = target.new_cache()
         self._steps: Iterator[Step] = iter(())
         self._texts = self._left_out = 0
         for owner, attribute in NETWORKS.get(name, lambda _: [])(drafter):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxtyping import config, install_import_hook
 
 # Before anything imports these modules: their jaxtyping annotations are enforced here and cost nothing elsewhere.
-_CHECKED = ["base", "tree", "cache", "sampling", "verify", "target"]
+_CHECKED = ["base", "tree", "cache", "top", "sampling", "verify", "target", "graph"]
 with install_import_hook([f"methods.{name}" for name in _CHECKED], "beartype.beartype"):
     import methods.base
     import methods.cache

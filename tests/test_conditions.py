@@ -166,6 +166,20 @@ def test_a_block_disturbed_at_every_attempt_is_a_hole_until_the_same_command_run
     assert tables.collect([made], tmp_path).holes == []
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_block_in_which_a_shape_was_recorded_is_measured_again(
+    made: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("target", "loading"):
+        monkeypatch.setattr(f"methods.{module}.refuse_without_gpu", lambda device: None)
+    graph = replace(made, model=replace(made.model, runtime="graph"), measure=replace(made.measure, warmup_tokens=0))
+    assert Session().run([graph], tmp_path) == []
+    store = Store(graph.folder(tmp_path))
+    assert ("who", 2) in asked(store), "the first block meets every shape first"
+    assert store.done() is not None
+    assert {why for one in set_aside(store) for why in one["disturbed"]} == {"shapes were recorded as CUDA graphs"}
+
+
 def test_each_turn_keeps_its_readings_and_a_row_says_joules_per_token(made: Cell, tmp_path: Path) -> None:
     assert Session(Recorded(QUIET, QUIET, QUIET)).run([made], tmp_path) == []
     (first, *_), tokens = Store(made.folder(tmp_path)).blocks(), 0

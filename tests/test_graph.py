@@ -16,7 +16,6 @@ from test_matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, WEIGHTS
 
 import methods
 from methods.base import ConfigError, Drafter, Request, Sampling
-from methods.cache import KVCache
 from methods.graph import Graphed
 from methods.loading import load_model
 from methods.sources import Source
@@ -81,31 +80,71 @@ def test_rows_that_pad_need_no_room() -> None:
 @pytest.mark.usefixtures("anywhere")
 @torch.inference_mode()
 def test_what_memory_held_before_does_not_reach_a_forward() -> None:
-    target = Target(tiny_llama(layers=1), runtime="graph")
-    target.prefill(torch.arange(9), capacity=100)
-    for buffer in target.cache.buffers(0):
-        buffer[:, :, target.cache.length :] = torch.nan
-    assert torch.isfinite(target.forward(torch.tensor([3]), torch.tensor([0]), torch.ones(1, 1).bool())).all()
+    target = Target(model := tiny_llama(layers=1), runtime="graph")
+    six = (torch.arange(6), torch.arange(6), torch.ones(6, 6).bool().tril())
+    two = tuple(one[:2] for one in six[:2])
+    for text in (9, 5):  # the second time the bucket is there already
+        if target.cache.is_initialized:
+            for buffer in target.cache.buffers(0):
+                buffer[:] = torch.nan
+        target.prefill(torch.arange(text), capacity=100)
+        assert torch.isfinite(target.forward(*six)).all()
+    target.cache.keep([0])
+    for buffer in target.cache.buffers(0):  # rejected rows that overflowed
+        buffer[:, :, target.cache.length : target.cache.length + 5] = torch.nan
+    ours = target.forward(*two, six[2][:2, :2])
+    other = Target(model)
+    other.prefill(torch.tensor([*range(5), 0]), capacity=100)
+    assert torch.allclose(ours, other.forward(*two, six[2][:2, :2]), atol=1e-5)
 
 
 @pytest.mark.usefixtures("anywhere")
+@torch.inference_mode()
+def test_states_outlive_the_next_forward() -> None:
+    target = Target(tiny_llama(layers=1), runtime="graph")
+    target.prefill(torch.arange(9), capacity=100)
+    first = target.forward(torch.tensor([3]), torch.tensor([0]), torch.ones(1, 1).bool())
+    copy = first.clone()
+    target.forward(torch.tensor([5]), torch.tensor([0]), torch.ones(1, 1).bool())
+    assert torch.equal(first, copy)
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.inference_mode()
 def test_another_allocation_of_the_cache_is_written_and_the_old_one_is_let_go() -> None:
     target = Target(model := tiny_llama(layers=1), runtime="graph")
-    row, alone = (torch.tensor([3]), torch.tensor([0]), torch.ones(1, 1).bool()), []
-    old = None
-    for capacity in (100, 700):
-        for one in (target, Target(model)):
+    other, row, old = Target(model), (torch.tensor([3]), torch.tensor([0]), torch.ones(1, 1).bool()), []
+    for capacity in (100, 4000):  # the first holds the longest text, the second is more than that
+        for one in (target, other):
             one.prefill(torch.arange(9), capacity=capacity)
-            alone.append(one.forward(*row))
-        assert torch.allclose(alone[-2], alone[-1], atol=1e-5)
+        assert torch.allclose(target.forward(*row), expected := other.forward(*row), atol=1e-5)
         gc.collect()
-        assert old is None or old() is None
-        old = weakref.ref(target.cache.buffers(0)[0])
-    other, target.cache = target.cache, KVCache(1)
+        assert all(each() is None for each in old)
+        old = [weakref.ref(target.cache.buffers(0)[0]), weakref.ref(buckets(target)[1, 256])]
+    mine, target.cache = target.cache, target.new_cache()
     target.prefill(torch.arange(5), capacity=100)
     target.forward(*row)
-    target.cache = other
-    assert torch.equal(target.forward(*row), alone[-2])
+    target.cache = mine
+    assert torch.allclose(target.forward(*row), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_cache_holds_the_longest_text_from_the_start() -> None:
+    target = Target(tiny_llama(layers=1), runtime="graph")
+    target.prefill(torch.arange(9), capacity=20)
+    keys = target.cache.buffers(0)[0]
+    target.prefill(torch.arange(200) % 40, capacity=target.context + 64)
+    assert target.cache.buffers(0)[0] is keys
+    assert Target(tiny_llama(layers=1)).new_cache()._least == 0
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_rows_that_do_not_fit_are_refused_as_by_the_cache() -> None:
+    target = Target(tiny_llama(layers=1), runtime="graph")
+    target.prefill(torch.arange(9), capacity=20)
+    target.cache.length = target.cache.capacity
+    with pytest.raises(IndexError, match=r"cache of 512 rows cannot take rows up to 513"):
+        target.forward(torch.tensor([3]), torch.tensor([0]), torch.ones(1, 1).bool())
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +206,22 @@ def test_a_recorded_forward_is_the_fused_one(dtype: torch.dtype, bound: float) -
     fused, graph = torch.stack(states).chunk(2)
     assert ((fused - graph).norm(dim=-1) / fused.norm(dim=-1)).max() < bound
     assert set(buckets(target)) == {(8, 256)}
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@torch.inference_mode()
+def test_graphs_of_one_stack_replay_after_anothers_were_let_go() -> None:
+    """As when the cache of a target grows and the one of its head does not."""
+    model = tiny_llama(torch.float32, layers=2).to("cuda")
+    kept, grows, plain = Target(model, runtime="graph"), Target(model, runtime="graph"), Target(model, runtime="fused")
+    tree = from_list([-1, 0, 0, 1, 1, 2], kept.device)
+    for target in (kept, grows, plain):
+        target.prefill(torch.arange(20, device="cuda"), capacity=300)
+        target.forward(torch.arange(6, device="cuda"), tree.depths, tree.mask)
+    for capacity in (2000, 4000, 8000):
+        grows.prefill(torch.arange(20, device="cuda"), capacity=capacity)
+        grows.forward(torch.arange(6, device="cuda"), tree.depths, tree.mask)
+        torch.cuda.empty_cache()
+        states = [one.forward(torch.arange(6, device="cuda") + 3, tree.depths, tree.mask) for one in (kept, plain)]
+        assert torch.allclose(*states, atol=1e-4)

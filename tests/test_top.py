@@ -36,6 +36,33 @@ def test_a_wide_row_read_in_runs_has_the_top_of_a_stable_sort(
     assert torch.equal(greedy(scores), expected[:, 0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [513, 1024])
+@given(
+    st.lists(st.sampled_from(AWKWARD), min_size=1, max_size=30), st.integers(1, 12), st.sampled_from([0.0, 3.0, 9.0])
+)
+def test_a_wide_row_of_awkward_scores_has_the_top_of_a_stable_sort(
+    dtype: torch.dtype, width: int, scores: list[float], k: int, below: float
+) -> None:
+    """Read by their bits where all best are above zero, and again where some are not: both signs, zeros, subnormals."""
+    row = torch.tensor(scores, dtype=torch.float64).sub(below).to(dtype).repeat(width)[:width]
+    row = torch.stack([row, row.flip(0)])
+    expected = row.float().argsort(dim=-1, descending=True, stable=True)
+    assert torch.equal(top(row, k), expected[:, :k])
+    assert torch.equal(greedy(row), expected[:, 0])
+
+
+def test_a_tensor_that_asks_for_gradients_is_ranked_too() -> None:
+    scores = torch.arange(2048.0).requires_grad_(True)
+    assert (int(greedy(scores)), top(scores, 2).tolist()) == (2047, [2047, 2046])
+
+
+@pytest.mark.parametrize(("width", "k"), [(5, 6), (2048, 2049), (2**20 + 1, 1)])
+def test_more_than_there_is_or_than_a_key_holds_is_refused(width: int, k: int) -> None:
+    with pytest.raises(ValueError, match=rf"the {k} largest of {width} scores"):
+        top(torch.zeros(width), k)
+
+
 @pytest.mark.parametrize("shape", [(2048,), (2, 3, 2048)])
 def test_a_wide_row_may_stand_alone_or_among_several_dimensions(shape: tuple[int, ...]) -> None:
     scores = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(0)).float()
