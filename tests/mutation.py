@@ -27,7 +27,8 @@ COVERED = {
     "methods/tree.py": "test_tree test_static_trees test_verify test_drafters",
     "methods/cache.py": "test_cache test_target test_train_texts::test_a_batch_writes_what_each_text_alone_would_be"
     " test_decoding",
-    "methods/sampling.py": "test_top test_sampling test_rejection",
+    "methods/top.py": "test_top",
+    "methods/sampling.py": "test_sampling test_rejection",
     "bench/stats.py": "test_bench_stats test_numeric_audit test_bench_report",
     "bench/records.py": "test_bench_records test_hostile_results test_bench_plan test_lock test_conditions"
     " test_bench_traces",

@@ -36,7 +36,7 @@ def test_a_wide_row_read_in_runs_has_the_top_of_a_stable_sort(
     assert torch.equal(greedy(scores), expected[:, 0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("width", [513, 1024])
 @given(
     st.lists(st.sampled_from(AWKWARD), min_size=1, max_size=30), st.integers(1, 12), st.sampled_from([0.0, 3.0, 9.0])
@@ -46,10 +46,10 @@ def test_a_wide_row_of_awkward_scores_has_the_top_of_a_stable_sort(
 ) -> None:
     """Read by their bits where all best are above zero, and again where some are not: both signs, zeros, subnormals."""
     row = torch.tensor(scores, dtype=torch.float64).sub(below).to(dtype).repeat(width)[:width]
-    row = torch.stack([row, row.flip(0)])
+    row = torch.stack([row, row.flip(0).abs()])  # one that is read by its bits beside one that may not be
     expected = row.float().argsort(dim=-1, descending=True, stable=True)
     assert torch.equal(top(row, k), expected[:, :k])
-    assert torch.equal(greedy(row), expected[:, 0])
+    assert torch.equal(greedy(row.float().to(dtype)), expected[:, 0])
 
 
 def test_a_tensor_that_asks_for_gradients_is_ranked_too() -> None:
