@@ -72,6 +72,7 @@ def test_a_wide_row_may_stand_alone_or_among_several_dimensions(shape: tuple[int
 
 
 def test_the_top_of_a_large_vocabulary_keeps_the_lowest_ids() -> None:
+    assert top(torch.zeros(2**20), 2).tolist() == [0, 1]
     scores = torch.zeros(2, 200_000)
     scores[1, [7, 150_000, 199_999]] = torch.tensor([-1.0, 1.0, 1.0])
     assert top(scores, 4).tolist() == [[0, 1, 2, 3], [150_000, 199_999, 0, 1]]
