@@ -36,7 +36,7 @@ setup: $(STAMP) ## Make .venv with pinned versions and the small model
 
 test: $(STAMP) ## Run the tests (about eight minutes on two cores)
 	@echo "testing"
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-full: $(STAMP) ## The losslessness tests at full size: 512 prompts a method, 200,000 draws a law (an hour)
 	@echo "testing losslessness at full size"

@@ -34,6 +34,11 @@ from methods.target import Target  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A cluster's tests wait more than they compute: begun first, they wait beside the others."""
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The tests' own, with the user's unpacked model: what a busy machine seems to do must not stay in theirs."""
