@@ -34,7 +34,7 @@ $(STAMP): constraints.txt pyproject.toml
 setup: $(STAMP) ## Make .venv with pinned versions and the small model
 	@echo "ready: $(BIN)/python -m bench.run --help"
 
-test: $(STAMP) ## Run the tests (about eight minutes on two cores)
+test: $(STAMP) ## Run the tests (about nine minutes on two cores, set-up apart)
 	@echo "testing"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
