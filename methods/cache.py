@@ -80,8 +80,7 @@ class KVCache:
 
     def blank(self, start: int, stop: int) -> None:
         """Zero these rows of every layer: a weight of zero times a NaN left there is NaN."""
-        pool = [] if self._pool is None else [self._pool]
-        for buffer in (*pool, *(buffer for layer in self._loose for buffer in self.buffers(layer))):
+        for buffer in self._allocations():
             buffer[..., start:stop, :].zero_()
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -89,8 +88,7 @@ class KVCache:
         kept = len(rows)
         if rows[-1] != kept - 1:
             source: dict[torch.device, Tensor] = {}  # one upload per device, not one per layer
-            pool = [] if self._pool is None else [self._pool]
-            for buffer in (*pool, *(buffer for layer in self._loose for buffer in self.buffers(layer))):
+            for buffer in self._allocations():
                 if buffer.device not in source:
                     source[buffer.device] = torch.tensor(rows, device=buffer.device) + self.length
                 # A gather makes its own copy first, so source and destination may overlap.
@@ -105,6 +103,11 @@ class KVCache:
                 assert buffer is not None
                 buffers[layer] = buffer.index_select(0, texts.to(buffer.device))
         self._pool, self._loose = None, list(range(len(self._keys)))
+
+    def _allocations(self) -> list[Tensor]:
+        """The pool of all layers, and the buffers of those that have their own."""
+        pool = [] if self._pool is None else [self._pool]
+        return [*pool, *(buffer for layer in self._loose for buffer in self.buffers(layer))]
 
     def _release(self) -> None:
         self._keys = [None] * len(self._keys)

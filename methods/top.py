@@ -80,11 +80,9 @@ def _ranked(bits: Int[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
     places = _from_end(width, bits.device)
     # Few kernels, since after a forward has emptied the CPU's caches each costs more than what it does.
     if width >= 8 * _RUN and width % _RUN == 0 and k * _RUN < width:
-        runs = (
-            _keys(bits.view(*bits.shape[:-1], -1, _RUN).amax(-1), _from_end(width // _RUN, bits.device)).topk(k).values
-        )
-        runs = (runs % _INDICES)[..., None]
-        places = torch.add(_from_end(_RUN, bits.device), runs, alpha=_RUN).flatten(-2)
+        maxima = bits.view(*bits.shape[:-1], -1, _RUN).amax(-1)
+        runs = _keys(maxima, _from_end(width // _RUN, bits.device)).topk(k).values % _INDICES
+        places = torch.add(_from_end(_RUN, bits.device), runs[..., None], alpha=_RUN).flatten(-2)
         bits = bits.gather(-1, width - 1 - places)
     return _keys(bits, places).topk(k).values
 
