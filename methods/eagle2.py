@@ -126,16 +126,17 @@ class Eagle2:
         for _ in range(depth - 1):
             output = self._head.extend(tokens, features, seen)
             confidence, columns = likeliest(self._head.draft.logits(output), k)
-            children = self._head.draft.tokens(columns)
-            cumulative = value[:, None] + confidence
+            children, cumulative = self._head.draft.tokens(columns).flatten(), (value[:, None] + confidence).flatten()
+            confidence = confidence.flatten()
             starts.append(starts[-1] + pools[-1][0].shape[0])
-            pools.append((children.flatten(), cumulative.flatten(), confidence.flatten()))
-            ranked_by = cumulative if self._config.expand == "value" else confidence
-            best = top(ranked_by.flatten(), k)
+            pools.append((children, cumulative, confidence))
+            best = top(cumulative if self._config.expand == "value" else confidence, k)
             row = best // k
-            tokens, value, features = children.flatten()[best], cumulative.flatten()[best], output[row]
+            # index_select: tensor[index], which takes any index, costs several times as much.
+            tokens, value = children.index_select(0, best), cumulative.index_select(0, best)
+            features, above = output.index_select(0, row), seen.index_select(0, row)
             frontiers.append(best + starts[-1])
-            seen = torch.cat([seen[row], own], 1)
+            seen = torch.cat([above, own], 1)
         self._head.end_draft()
         pool_tokens, values, confidences = (torch.cat(part) for part in zip(*pools, strict=True))
         expanded = torch.cat(frontiers)

@@ -138,7 +138,9 @@ def log_distribution(logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n voc
 def likeliest(logits: Float[Tensor, "*n vocab"], k: int) -> tuple[Float[Tensor, "*n k"], Int[Tensor, "*n k"]]:
     """Unwarped log-probabilities in float32 and ids of the k most likely tokens, in descending order."""
     ids = top(logits, k)
-    return log_distribution(logits).gather(-1, ids), ids
+    scores = logits.to(torch.float32, copy=True)
+    # In place: a second copy of a vocabulary's scores would push the first out of the CPU's cache.
+    return torch.log_softmax(scores, -1, out=scores).gather(-1, ids), ids
 
 
 def draw(probs: Float[Tensor, "*n vocab"], uniform: Float[Tensor, "*n"]) -> Int[Tensor, "*n"]:

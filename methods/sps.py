@@ -113,8 +113,8 @@ class SpS:
         tree = chain(tokens.shape[0] - 1, self.draft.device)
         hidden = self.draft.forward(self._known(tokens), tree.depths, tree.mask)
         self.draft.cache.length += tokens.shape[0]
-        logits = self.draft.logits(hidden[-1:])[:, : self._vocab]
-        short = self._vocab - logits.shape[1]
+        logits = self.draft.logits(hidden[-1:])
+        short = self._vocab - logits.shape[1]  # below zero: the draft is padded further, and loses that
         return torch.nn.functional.pad(logits, (0, short), value=-torch.inf) if short else logits
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,7 +21,7 @@ _NARROW = 512
 """Up to this width one stable sort is quicker than the several operations that save it."""
 
 _INDICES = 1 << 20
-"""A key is the score's bits times this plus the index from the other end: no two are equal."""
+"""A key is the index less the score's bits times this: no two are equal, and the index is the remainder."""
 
 
 def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
@@ -35,7 +34,7 @@ def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
     short = logits.itemsize == 2
     rows = (_bits(logits) if short else logits).detach().numpy().reshape(-1, logits.shape[-1])
     index = rows.argmax(-1)
-    if short and (rows[np.arange(len(rows)), index] <= 0).any():
+    if short and not all(rows.item(*place) > 0 for place in enumerate(index.tolist())):
         return logits.argmax(-1)
     return torch.from_numpy(index).view(logits.shape[:-1])
 
@@ -54,15 +53,13 @@ def top(scores: Float[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
     scores = scores.float() if scores.itemsize > 4 else scores
     if scores.shape[-1] <= _NARROW:
         return scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
-    width = scores.shape[-1]
     if scores.device.type == "cpu":
         keys = _ranked(_bits(scores), k)
-        if int(keys.min()) >= _INDICES:
-            return width - 1 - keys % _INDICES
+        if int(keys.max()) < 0:
+            return keys % _INDICES
     bits = _bits(scores + 0.0)  # makes -0.0 and 0.0 one value
     turned = (1 << (8 * bits.itemsize - 1)) - 1
-    keys = _ranked(torch.where(bits < 0, bits ^ turned, bits), k)
-    return width - 1 - keys % _INDICES
+    return _ranked(torch.where(bits < 0, bits ^ turned, bits), k) % _INDICES
 
 
 def _bits(scores: Tensor) -> Int[Tensor, "*n width"]:
@@ -70,27 +67,27 @@ def _bits(scores: Tensor) -> Int[Tensor, "*n width"]:
 
 
 def _ranked(bits: Int[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
-    """Keys of the k largest.
+    """Keys of the k largest, in ascending order: the best score has the lowest.
 
     Of a row that is read in runs only k runs are ranked score by score: those that come first when runs are ordered
     by their maximum, equals by place. A run without one of the k largest can't be among them, since its own best
     would be.
     """
     width = bits.shape[-1]
-    places = _from_end(width, bits.device)
+    places = _places(width, bits.device)
     # Few kernels, since after a forward has emptied the CPU's caches each costs more than what it does.
     if width >= 8 * _RUN and width % _RUN == 0 and k * _RUN < width:
         maxima = bits.view(*bits.shape[:-1], -1, _RUN).amax(-1)
-        runs = _keys(maxima, _from_end(width // _RUN, bits.device)).topk(k).values % _INDICES
-        places = torch.add(_from_end(_RUN, bits.device), runs[..., None], alpha=_RUN).flatten(-2)
-        bits = bits.gather(-1, width - 1 - places)
-    return _keys(bits, places).topk(k).values
+        runs = _lowest(_places(width // _RUN, bits.device), maxima, k) % _INDICES
+        places = torch.add(_places(_RUN, bits.device), runs[..., None], alpha=_RUN).flatten(-2)
+        bits = bits.gather(-1, places)
+    return _lowest(places, bits, k)
 
 
-def _keys(bits: Int[Tensor, "*n width"], places: Int[Tensor, "*#n width"]) -> Int[Tensor, "*n width"]:
-    return torch.add(places, bits, alpha=_INDICES)
+def _lowest(places: Int[Tensor, "*#n width"], bits: Int[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
+    return torch.sub(places, bits, alpha=_INDICES).topk(k, largest=False).values
 
 
 @lru_cache(maxsize=64)
-def _from_end(width: int, device: torch.device) -> Int[Tensor, "width"]:
-    return torch.arange(width, device=device).flip(0)
+def _places(width: int, device: torch.device) -> Int[Tensor, "width"]:
+    return torch.arange(width, device=device)

@@ -21,6 +21,7 @@ from methods.sampling import (
     distribution,
     draw,
     draw_siblings,
+    likeliest,
     log_distribution,
     scores,
     target_tokens,
@@ -98,6 +99,18 @@ def test_sampling_out_of_range_is_refused_by_name(bad: dict[str, float]) -> None
         Sampling(**bad)
     with pytest.raises(ConfigError, match=r"decode\.top_k=-1"):
         Sampling(top_k=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_likeliest_are_scored_in_float32_and_the_logits_stay_as_they_are(dtype: torch.dtype) -> None:
+    logits = (torch.randn(4, 2048) * 3).to(dtype)
+    before = logits.clone()
+    scores, ids = likeliest(logits, 7)
+    assert torch.equal(logits, before)
+    best = logits.float().argsort(dim=-1, descending=True, stable=True)[:, :7]
+    assert torch.equal(ids, best)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, log_distribution(logits).gather(1, best))
 
 
 def test_log_distribution_scores_in_float32_without_any_warp() -> None:
