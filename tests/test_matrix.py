@@ -1,12 +1,13 @@
 """The matrix: every registered method, in several settings, must emit exactly the text of the model itself.
 
-The reference is no code of this house: the stock model is called on the whole text for every token, and the token is an
-argmax or the draw of its position. Vanilla is one more method that must agree with it. To add a method, add its
-settings to ``SETTINGS`` and, if it needs weights, a function to ``WEIGHTS`` that writes random ones.
+The reference is no code of this house: the stock model reads the whole text at once, without a cache, and the token
+after each prefix is an argmax or the draw of its position. Vanilla is one more method that must agree with it. To add a
+method, add its settings to ``SETTINGS`` and, if it needs weights, a function to ``WEIGHTS`` that writes random ones.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable
@@ -133,25 +134,26 @@ def requests(sampling: str) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def reference(small: Target) -> Callable[[str], list[list[int]]]:
-    known: dict[str, list[list[int]]] = {}
+def assert_models_own(small: Target) -> Callable[[Request, list[int]], None]:
+    """Every token is the model's after what stands before it, so by induction the text is; and it ends where it must.
 
-    def answer(request: Request) -> list[int]:
-        length = len(request.prompt_ids) + NEW_TOKENS
-        draws, ids = Draws(request.sampling.seed, request.question, request.turn, length), list(request.prompt_ids)
-        while len(ids) < length:
-            logits = small.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:]
-            ids.append(int(target_tokens(logits, request.sampling, draws, range(len(ids), len(ids) + 1))))
-            if ids[-1] == EOS:
-                break
-        return ids[len(request.prompt_ids) :]
+    All methods must write one text, so it is read once.
+    """
 
-    def of(sampling: str) -> list[list[int]]:
-        if sampling not in known:
-            known[sampling] = [answer(request) for request in requests(sampling)]
-        return known[sampling]
+    @functools.cache
+    def models(request: Request, text: tuple[int, ...]) -> list[int]:
+        start, end = len(request.prompt_ids), len(request.prompt_ids) + len(text)
+        draws = Draws(request.sampling.seed, request.question, request.turn, end)
+        ids = torch.tensor([[*request.prompt_ids, *text[:-1]]])
+        logits = small.model(input_ids=ids, use_cache=False).logits[0, start - 1 :]
+        return target_tokens(logits, request.sampling, draws, range(start, end)).tolist()
 
-    return of
+    def check(request: Request, tokens: list[int]) -> None:
+        assert tokens == models(request, tuple(tokens)), request
+        assert EOS not in tokens[:-1]
+        assert len(tokens) == NEW_TOKENS or (len(tokens) < NEW_TOKENS and tokens[-1] == EOS)
+
+    return check
 
 
 def test_every_registered_method_is_in_the_matrix() -> None:
@@ -165,21 +167,23 @@ def test_every_registered_method_is_in_the_matrix() -> None:
 def test_item_8_the_text_is_the_models_own_token_for_token(
     small: Target,
     drafter: Callable[[str, str], Drafter],
-    reference: Callable[[str], list[list[int]]],
+    assert_models_own: Callable[[Request, list[int]], None],
     name: str,
     sampling: str,
 ) -> None:
     settings = [drafter(name, setting) for setting in SETTINGS[name]]
-    accepted = [0] * len(settings)
-    for index, (request, expected) in enumerate(zip(requests(sampling), reference(sampling), strict=True)):
+    accepted, ends = [0] * len(settings), set()
+    for index, request in enumerate(requests(sampling)):
         which = index // 2 % len(settings)  # every second prompt repeats a phrase: each setting gets both kinds
         tokens, steps = run(small, settings[which], request)
         accepted[which] += sum(step.accepted for step in steps)
         assert max((step.rows for step in steps[1:]), default=1) <= settings[which].max_rows
+        assert_models_own(request, tokens)
         assert steps[-1].finish == ("eos" if tokens[-1] == EOS else "length")
-        assert tokens == expected, (list(SETTINGS[name])[which], request)
-    # A setting whose drafts are never accepted would pass for the wrong reason.
+        ends.add(steps[-1].finish)
+    # A setting whose drafts are never accepted would pass for the wrong reason; so would texts that end in one way.
     assert name == "vanilla" or min(accepted) > 0
+    assert ends == {"eos", "length"}
 
 
 @pytest.fixture(scope="module", params=["float64", "float32"])
@@ -198,25 +202,18 @@ def fused(request: pytest.FixtureRequest) -> Target:
 def test_the_fused_runtime_emits_the_stock_modules_text(
     fused: Target,
     drafter: Callable[..., Drafter],
-    reference: Callable[[str], list[list[int]]],
+    assert_models_own: Callable[[Request, list[int]], None],
     name: str,
     sampling: str,
 ) -> None:
     settings = [drafter(name, setting, fused) for setting in SETTINGS[name]]
-    pairs = list(zip(requests(sampling), reference(sampling), strict=True))
     accepted = 0
-    for index, (request, expected) in enumerate(pairs if FULL else pairs[20:32]):
+    for index, request in enumerate(requests(sampling) if FULL else requests(sampling)[20:32]):
         which = index // 2 % len(settings)
         tokens, steps = run(fused, settings[which], request)
-        assert tokens == expected, (list(SETTINGS[name])[which], request)
+        assert_models_own(request, tokens)
         accepted += sum(step.accepted for step in steps)
     assert name == "vanilla" or accepted > 0
-
-
-def test_some_texts_of_the_matrix_end_early_and_some_do_not(reference: Callable[[str], list[list[int]]]) -> None:
-    for sampling in SAMPLINGS:
-        ends = {answer[-1] == EOS for answer in reference(sampling)}
-        assert ends == {True, False}
 
 
 @pytest.mark.parametrize(("name", "setting"), CELLS, ids=["-".join(cell) for cell in CELLS])
