@@ -36,7 +36,7 @@ $(STAMP): constraints.txt pyproject.toml
 setup: $(STAMP) ## Make .venv with pinned versions and the small model
 	@echo "ready: $(BIN)/python -m bench.run --help"
 
-test: $(STAMP) ## Run the tests (about nine minutes on two cores, set-up apart)
+test: $(STAMP) ## Run the tests (seven minutes on two cores, eight and a half beside a Slurm, set-up apart)
 	@echo "testing"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 

@@ -133,10 +133,9 @@ def test_a_product_is_the_plain_one_packed_or_not(dtype: torch.dtype) -> None:
             assert ((product(rows) - plain).abs().max() / plain.abs().max()) < 4 * torch.finfo(dtype).eps * 64**0.5
 
 
-@pytest.mark.skipif("avx512_bf16" not in CPU_FLAGS, reason="needs a CPU that packs bfloat16")
 def test_where_the_cpu_packs_it_is_packed() -> None:
-    assert can_pack(torch.float32)
-    assert can_pack(torch.bfloat16)
+    assert can_pack(torch.float32) or "avx512f" not in CPU_FLAGS
+    assert can_pack(torch.bfloat16) or "avx512_bf16" not in CPU_FLAGS
     assert not can_pack(torch.float64)
 
 

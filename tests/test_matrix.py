@@ -142,11 +142,11 @@ def assert_models_own(small: Target) -> Callable[[Request, list[int]], None]:
 
     @functools.cache
     def models(request: Request, text: tuple[int, ...]) -> list[int]:
-        start, end = len(request.prompt_ids), len(request.prompt_ids) + len(text)
-        draws = Draws(request.sampling.seed, request.question, request.turn, end)
+        start, sampling = len(request.prompt_ids), request.sampling
+        draws = Draws(sampling.seed, request.question, request.turn, start + len(text))
         ids = torch.tensor([[*request.prompt_ids, *text[:-1]]])
-        logits = small.model(input_ids=ids, use_cache=False).logits[0, start - 1 :]
-        return target_tokens(logits, request.sampling, draws, range(start, end)).tolist()
+        rows = small.model(input_ids=ids, use_cache=False).logits[0, start - 1 :, None]
+        return [int(target_tokens(row, sampling, draws, range(at, at + 1))) for at, row in enumerate(rows, start)]
 
     def check(request: Request, tokens: list[int]) -> None:
         assert tokens == models(request, tuple(tokens)), request
