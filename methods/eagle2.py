@@ -132,7 +132,7 @@ class Eagle2:
             pools.append((children, cumulative, confidence))
             best = top(cumulative if self._config.expand == "value" else confidence, k)
             row = best // k
-            # index_select: tensor[index], which takes any index, costs several times as much.
+            # index_select: tensor[index], which takes any index, costs twice as much.
             tokens, value = children.index_select(0, best), cumulative.index_select(0, best)
             features, above = output.index_select(0, row), seen.index_select(0, row)
             frontiers.append(best + starts[-1])
