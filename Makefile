@@ -16,11 +16,11 @@ fetch   = [ -n "$$HF_HUB_OFFLINE" ] || $(BIN)/python scripts/prefetch.py table=$
 # What reproduce-figures draws: the paper's four, and three of ours from Table 1's cells.
 FIGURES := figure1 figure2 figure5 figure6 figure_cost figure_split figure_depth
 TABLES  := table1 table2 table3
-FAULTS  := $(patsubst %,tests/test_%.py,kills storage race load bad_models refusals hostile_input hostile_results \
-           unsafe_weights page_browser marks)
+FAULTS  := tests/faults tests/loading/test_bad_models.py tests/loading/test_unsafe_weights.py tests/heads/test_refusals.py \
+           tests/report/test_marks.py tests/browser
 
 .PHONY: help setup test test-full test-faults lint reproduce-table1 reproduce-table2 reproduce-table3 reproduce-figures
-.PHONY: reproduce-all report bench aa coverage mutants clean
+.PHONY: reproduce-all report bench aa intervals mutants clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -42,7 +42,7 @@ test: $(STAMP) ## Run the tests (seven minutes on two cores, eight and a half be
 
 test-full: $(STAMP) ## The losslessness tests at full size: 512 prompts a method, 200,000 draws a law (an hour)
 	@echo "testing losslessness at full size"
-	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --timeout 0 tests/test_matrix.py tests/test_law_draws.py $(ARGS)
+	DRAFTBENCH_FULL=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --timeout 0 tests/test_matrix.py tests/decode/test_law_draws.py $(ARGS)
 
 test-faults: $(STAMP) ## Kills, failing disks, races and a long run at full size (docs/reliability.md; twenty minutes)
 	@echo "testing faults at full size"
@@ -50,7 +50,7 @@ test-faults: $(STAMP) ## Kills, failing disks, races and a long run at full size
 
 mutants: $(STAMP) ## Plant faults in the modules that decide correctness: the tests notice nine in ten (ARGS="--seed 1")
 	@echo "planting faults, one at a time (a quarter of an hour)"
-	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.mutation $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and the import contracts
 	@echo "linting"
@@ -84,15 +84,15 @@ aa: $(STAMP) ## Vanilla against vanilla, 72 blocks: how much of a speedup is noi
 	$(BIN)/python -m bench.run table=aa $(ARGS)
 	$(BIN)/python -m bench.report table=aa "compare=[vanilla A/A,vanilla]" $(ARGS)
 
-coverage: $(STAMP) ## How often a 95 % interval holds the truth, on simulated questions
+intervals: $(STAMP) ## How often a 95 % interval holds the truth, on simulated questions
 	@echo "simulating"
-	$(BIN)/python scripts/coverage.py $(ARGS)
+	$(BIN)/python -m scripts.benchmarks.interval_coverage $(ARGS)
 
 bench: $(STAMP) ## Our loop against transformers' generate; what a cycle costs; each piece (RUNTIME=hf)
 	@echo "measuring against transformers' generate, then cycles, then pieces (half an hour on two cores)"
-	$(BIN)/python scripts/bench_generate.py --runtime $(RUNTIME)
-	$(BIN)/python scripts/bench_cycle.py --runtime $(RUNTIME)
-	$(BIN)/python scripts/bench_parts.py
+	$(BIN)/python -m scripts.benchmarks.generate --runtime $(RUNTIME)
+	$(BIN)/python -m scripts.benchmarks.cycle --runtime $(RUNTIME)
+	$(BIN)/python -m scripts.benchmarks.parts
 
 clean: ## Remove .venv and caches; records and tables stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from methods.errors import ConfigError
+from methods.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from methods.base import Drafter
-    from methods.outline import Outline
-    from methods.target import Target
+    from methods.decode.target import Target
+    from methods.loading.model_header import Outline
 
 _BUILT_IN = {
     "vanilla": "methods.vanilla:Vanilla",
@@ -77,19 +76,11 @@ def configure(name: str, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
         value = knobs.get(field.name, field.default)
         wanted = type(field.default)
         if field.name == "weights":
-            continue  # null, a folder, a hub id or a source: methods.checkpoints reads it
+            continue  # null, a folder, a hub id or a source: methods.heads.checkpoints reads it
         # bool is an int to isinstance, and an int is a fine float; nothing else is converted.
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ConfigError(f"methods.{name}.{field.name}={value!r} must be of type {wanted.__name__}")
     return method, method.Config(**knobs)
-
-
-def shipped(name: str) -> Path:
-    """The folder of heads that came with this package, as in ``smollm2_135m/eagle``."""
-    root = Path(__file__).parent / "weights"
-    if ".." in Path(name).parts or Path(name).is_absolute():
-        raise ConfigError(f"weights {name!r} lie outside {root}; give them as a folder")
-    return root / name
 
 
 def hint(word: str, known: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The data that crosses rooms, and the one protocol that a method implements.
+"""The types that loop, drafters and verifier exchange, and the Drafter protocol, which a method implements.
 
 Dimension names used in shape annotations throughout:
 
@@ -13,16 +13,14 @@ Dimension names used in shape annotations throughout:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from methods.errors import ConfigError, NumericsError
-
-if TYPE_CHECKING:
-    from methods.sampling import Draws
-    from methods.tree import Tree
+from methods.common.errors import ConfigError
+from methods.decode.draws import Draws
+from methods.decode.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -169,9 +167,3 @@ class Drafter(Protocol):
     def propose(self, context: Context) -> Draft: ...
 
     def observe(self, outcome: Outcome) -> None: ...
-
-
-__all__ = [
-    "ConfigError", "Context", "Draft", "Drafter", "Finish", "NumericsError",
-    "Outcome", "Prefill", "Request", "Rule", "Sampling", "Step",
-]  # fmt: skip

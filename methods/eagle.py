@@ -18,18 +18,20 @@ import torch
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.eagle_head import EagleHead, check_head
-from methods.outline import Outline
-from methods.sampling import LANES, distribution, draw_siblings
-from methods.static_trees import fitted
-from methods.target import Target
-from methods.top import top
-from methods.tree import from_list, inner_levels, parents_of_paths
+from methods.decode.draws import LANES
+from methods.decode.sampling import distribution, draw_siblings
+from methods.decode.target import Target
+from methods.decode.topk import top
+from methods.decode.tree import from_list, inner_levels, parents_of_paths
+from methods.heads.eagle_head import EagleHead, check_head
+from methods.heads.static_trees import fitted
+from methods.loading.model_header import Outline
 
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``draft_vocab``: see ``methods.draft_vocab``;
+    """``tree``: a name of ``methods.heads.static_trees`` or a tree written out; ``draft_vocab``: see
+    ``methods.heads.draft_vocab``;
     ``weights``: the head."""
 
     tree: str = "eagle_25"

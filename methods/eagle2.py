@@ -25,13 +25,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.eagle_head import EagleHead, check_head
-from methods.errors import MOST_ROWS, ConfigError
-from methods.outline import Outline
-from methods.sampling import likeliest
-from methods.target import Target
-from methods.top import top
-from methods.tree import Tree
+from methods.common.errors import ConfigError
+from methods.common.limits import MOST_ROWS
+from methods.decode.sampling import likeliest
+from methods.decode.target import Target
+from methods.decode.topk import top
+from methods.decode.tree import Tree
+from methods.heads.eagle_head import EagleHead, check_head
+from methods.loading.model_header import Outline
 
 
 @dataclass(frozen=True)

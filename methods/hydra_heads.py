@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.checkpoints import Checkpoint
-from methods.draft_vocab import DraftHead
-from methods.errors import ConfigError
-from methods.fused import Product
-from methods.outline import Outline
-from methods.static_trees import fitted
-from methods.target import Target
-from methods.top import top
-from methods.tree import chain, from_list, inner_levels, parents_of_paths
+from methods.common.errors import ConfigError
+from methods.decode.fused import Product
+from methods.decode.target import Target
+from methods.decode.topk import top
+from methods.decode.tree import chain, from_list, inner_levels, parents_of_paths
+from methods.heads.checkpoints import Checkpoint
+from methods.heads.draft_vocab import DraftHead
+from methods.heads.static_trees import fitted
+from methods.loading.model_header import Outline
 
 _FILES = ("hydra_lm_head.pt",)
 
@@ -43,7 +43,8 @@ _BLOCKS = {True: (3, 5, 7), False: (1, 2, 3)}
 
 @dataclass(frozen=True)
 class HydraConfig:
-    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``draft_vocab``: see ``methods.draft_vocab``;
+    """``tree``: a name of ``methods.heads.static_trees`` or a tree written out; ``draft_vocab``: see
+    ``methods.heads.draft_vocab``;
     ``weights``: the heads."""
 
     tree: str = "mc_sim_7b_63"

@@ -23,11 +23,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from methods.base import ConfigError, Context, Draft, Outcome, Prefill, Request
-from methods.errors import MOST_ROWS
-from methods.target import Target
-from methods.top import greedy
-from methods.tree import Tree, from_list
+from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.common.errors import ConfigError
+from methods.common.limits import MOST_ROWS
+from methods.decode.target import Target
+from methods.decode.topk import greedy
+from methods.decode.tree import Tree, from_list
 
 
 @dataclass(frozen=True)

@@ -21,21 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.checkpoints import Checkpoint
-from methods.draft_vocab import DraftHead
-from methods.errors import ConfigError
-from methods.outline import Outline
-from methods.static_trees import fitted
-from methods.target import Target
-from methods.top import top
-from methods.tree import from_list, parents_of_paths
+from methods.common.errors import ConfigError
+from methods.decode.target import Target
+from methods.decode.topk import top
+from methods.decode.tree import from_list, parents_of_paths
+from methods.heads.checkpoints import Checkpoint
+from methods.heads.draft_vocab import DraftHead
+from methods.heads.static_trees import fitted
+from methods.loading.model_header import Outline
 
 _FILES = ("medusa_lm_head.pt",)
 
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """``tree``: a name of ``methods.static_trees`` or a tree written out; ``draft_vocab``: see ``methods.draft_vocab``;
+    """``tree``: a name of ``methods.heads.static_trees`` or a tree written out; ``draft_vocab``: see
+    ``methods.heads.draft_vocab``;
     ``weights``: the heads."""
 
     tree: str = "mc_sim_7b_63"

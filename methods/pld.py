@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from methods.base import ConfigError, Context, Draft, Outcome, Prefill, Request
-from methods.errors import MOST_ROWS
-from methods.target import Target
-from methods.tree import chain
+from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.common.errors import ConfigError
+from methods.common.limits import MOST_ROWS
+from methods.decode.target import Target
+from methods.decode.tree import chain
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.errors import ConfigError
-from methods.loading import load_model, outline
-from methods.outline import Outline
-from methods.sampling import distribution, draw
-from methods.shared_draft import shared_draft, shares_embedding
-from methods.sources import Source, source_of
-from methods.target import Target
-from methods.top import greedy
-from methods.tree import chain
+from methods.common.errors import ConfigError
+from methods.decode.sampling import distribution, draw
+from methods.decode.target import Target
+from methods.decode.topk import greedy
+from methods.decode.tree import chain
+from methods.heads.shared_draft import shared_draft, shares_embedding
+from methods.loading.model import load_model, outline
+from methods.loading.model_header import Outline
+from methods.loading.sources import Source, source_of
 
 _LONGEST = 64
 """The heuristic schedule never drafts more: it only bounds the cache."""

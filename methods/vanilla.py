@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.target import Target
-from methods.tree import chain
+from methods.decode.target import Target
+from methods.decode.tree import chain
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from bench.records import write_atomically
-from methods.errors import ConfigError
-from methods.tensor_files import read_tensors
+from bench.records.store import write_atomically
+from methods.common.errors import ConfigError
+from methods.loading.tensor_files import read_tensors
 
 
 def convert(source: Path, out: Path) -> Path:

@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh              # writes results/gpu/<GPU>/: records, tables, shapes-*.json
 #   scripts/gpu_check.sh --rehearse   # the same steps at toy sizes on a CPU, into a temporary folder
 #
-# 1. the tests marked gpu; 2. time per cycle on a random target of Vicuna-7B's shape (scripts/gpu_shapes.py),
+# 1. the tests marked gpu; 2. time per cycle on a random target of Vicuna-7B's shape (scripts/benchmarks/gpu_shapes.py),
 # on the stock module and on CUDA graphs;
 # 3. the embedded model in bfloat16 and float16: every method that has weights, ten questions a task, T=0 and T=1.
 # A step that runs out of its time is stopped between two blocks; the same command goes on with what it lacks.
@@ -40,7 +40,7 @@ step() { # name, seconds, command: its output is shown and kept
 
 step tests 100 "$python" -m pytest -m gpu -rs -s
 for runtime in "${runtimes[@]}"; do
-  step "shapes-$runtime" 80 "$python" scripts/gpu_shapes.py --runtime "$runtime" --results "$out" "${shapes[@]}"
+  step "shapes-$runtime" 80 "$python" -m scripts.benchmarks.gpu_shapes --runtime "$runtime" --results "$out" "${shapes[@]}"
 done
 for dtype in "${dtypes[@]}"; do
   step "$dtype" 160 "$python" -m bench.run table=table1 profile=embedded model.dtype="$dtype" results="$out/$dtype" "${grid[@]}"

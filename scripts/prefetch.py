@@ -23,13 +23,13 @@ from urllib.request import urlopen
 
 from omegaconf import DictConfig
 
-from bench import grid, paper_questions, tasks
-from bench.config import Hub, Setup
-from bench.pins import Pins, files_key, hub_weights
-from bench.records import write_atomically
+from bench.plan import grid, paper_questions, questions
+from bench.plan.config import Hub, Setup
+from bench.plan.hub_lock import Pins, files_key, hub_weights
+from bench.records.store import write_atomically
 from bench.run import launch, results_folder
-from methods import hub
-from methods.errors import ConfigError
+from methods.common.errors import ConfigError
+from methods.loading import hub
 
 _QUESTIONS = f"https://raw.githubusercontent.com/{paper_questions.REPOSITORY}/{paper_questions.COMMIT}"
 
@@ -113,7 +113,7 @@ def _data_set(asked: Hub, pins: Pins) -> Need:
     pins.add("dataset", asked.id, asked.revision, commit)
     pinned = Hub(asked.id, asked.split, commit, asked.config)
     listed = hub.sizes(asked.id, commit, "dataset")
-    files = [*asked.files] or tasks.hub_files(pinned)
+    files = [*asked.files] or questions.hub_files(pinned)
     pins.files[files_key(pinned)] = files
     return _need("dataset", asked.id, commit, {name: listed[name] for name in files})
 

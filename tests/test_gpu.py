@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_support import cell
-from conftest import tiny_llama
 
 import methods
-from bench import conditions, devices
-from bench.plan import Question
-from bench.records import Store
-from bench.session import Session
+from bench.measure import gpu_state, gpus
+from bench.measure.session import Session
+from bench.plan.cells import Question
+from bench.records.store import Store
 from methods.base import Request
-from methods.decoding import decode
-from methods.target import Target
+from methods.decode.loop import decode
+from methods.decode.target import Target
+from tests.support.commands import cell
+from tests.support.models import tiny_llama
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,11 +34,11 @@ def target() -> Target:
 
 def test_nvml_reads_the_gpu_that_torch_runs_on(target: Target) -> None:
     pynvml = pytest.importorskip("pynvml")
-    (ident,) = devices.uuids(devices.gpus(target))
-    assert conditions.read("00000000-0000-0000-0000-000000000000") is None
-    before = conditions.read(ident)
+    (ident,) = gpus.uuids(gpus.gpus(target))
+    assert gpu_state.read("00000000-0000-0000-0000-000000000000") is None
+    before = gpu_state.read(ident)
     assert before is not None
-    _, handle = conditions._handle(ident) or (None, None)
+    _, handle = gpu_state._handle(ident) or (None, None)
     name = pynvml.nvmlDeviceGetName(handle)
     assert torch.cuda.get_device_name(target.device) == (name if isinstance(name, str) else name.decode())
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
@@ -46,7 +46,7 @@ def test_nvml_reads_the_gpu_that_torch_runs_on(target: Target) -> None:
     while time.monotonic() < end:
         a @ a
         torch.cuda.synchronize()
-    after = conditions.read(ident)
+    after = gpu_state.read(ident)
     assert after is not None
     print(f"\n{name}: {before}\n -> {after}")
     assert 0 < (after.clock_mhz or 0) <= (after.max_clock_mhz or 0)
@@ -92,4 +92,4 @@ def test_timing_the_phases_costs_no_sync(name: str, target: Target) -> None:
     syncs(None)  # the first decode also syncs for what is set up once
     plain = syncs(None)
     assert plain > 0, "every step brings its tokens to the host"
-    assert syncs(devices.stopwatch(devices.gpus(target)).phase) == plain
+    assert syncs(gpus.stopwatch(gpus.gpus(target)).phase) == plain

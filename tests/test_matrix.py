@@ -11,23 +11,21 @@ import functools
 import itertools
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import random_prompts, run, tiny_llama
-from heads import write_draft_model, write_eagle, write_hydra, write_medusa, write_ranking
 
 import methods
 from methods.base import Drafter, Request, Sampling
-from methods.decoding import decode
-from methods.sampling import Draws, target_tokens
-from methods.target import Target
+from methods.decode.draws import Draws
+from methods.decode.loop import decode
+from methods.decode.sampling import target_tokens
+from methods.decode.target import Target
+from tests.support.heads import write_ranking
+from tests.support.matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, WEIGHTS
+from tests.support.models import random_prompts, run, tiny_llama
 
-MATRIX_VOCAB = 24
-EOS = 7
-NEW_TOKENS = 24
 FULL = "DRAFTBENCH_FULL" in os.environ
 """``make test-full``: a deeper model and ten times the prompts."""
 
@@ -38,63 +36,6 @@ SAMPLINGS = {
     "t1": Sampling(1.0, seed=1),
     "t0.7-p0.9": Sampling(0.7, top_p=0.9, seed=2),
     "t1-k5": Sampling(1.0, top_k=5, seed=3),
-}
-
-SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "vanilla": {"": {}},
-    "sps": {
-        "constant": {"schedule": "constant", "num_draft": 3},
-        "heuristic": {"schedule": "heuristic", "num_draft": 2},
-    },
-    "pld": {
-        "orig": {"variant": "orig", "num_draft": 3},
-        "orig-long": {"variant": "orig", "num_draft": 10, "max_ngram": 2},
-        "hf": {"variant": "hf", "num_draft": 4, "max_ngram": 2},
-        "hf-one": {"variant": "hf", "num_draft": 1, "max_ngram": 1},
-    },
-    "medusa": {
-        "wide": {"tree": "4 | 0:3 1:1 0/0:2 0/1:1"},
-        "narrow": {"tree": "1 | 0:1 0/0:1 0/0/0:1"},
-        "few": {"tree": "4 | 0:3 1:1", "draft_vocab": 9},
-    },
-    "lookahead": {
-        "whole": {"window": 4, "ngram": 3, "guesses": 3},
-        "capped": {"window": 4, "ngram": 3, "guesses": 3, "parity_cap": True},
-        "bigrams": {"window": 2, "ngram": 2, "guesses": 5},
-        "long": {"window": 1, "ngram": 5, "guesses": 2},
-    },
-    "hydra": {
-        "wide": {"tree": "4 | 0:3 1:1 0/0:2 0/1:1"},
-        "narrow": {"tree": "1 | 0:1 0/0:1 0/0/0:1"},
-        "few": {"tree": "4 | 0:3 1:1", "draft_vocab": 9},
-    },
-    "eagle": {
-        "paper": {"tree": "eagle_25"},
-        "narrow": {"tree": "2 | 0:1 0/0:2"},
-        "few": {"tree": "4 | 0:3 1:1", "draft_vocab": 9},
-    },
-    "eagle2": {
-        "small": {"total_tokens": 8, "depth": 3, "top_k": 3},
-        "expanded": {"total_tokens": 8, "depth": 3, "top_k": 2, "rerank": False},
-        "few": {"total_tokens": 8, "depth": 3, "top_k": 3, "draft_vocab": 9},
-    },
-}
-
-
-def draft_model(folder: Path, target: Target) -> Path:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({f"t{token}": token for token in range(MATRIX_VOCAB)}, unk_token="t0"))
-    return write_draft_model(folder, target, PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"t{EOS}"))
-
-
-WEIGHTS: dict[str, Callable[[Path, Target], Path]] = {
-    "sps": draft_model,
-    "medusa": write_medusa,
-    "hydra": write_hydra,
-    "eagle": write_eagle,
-    "eagle2": write_eagle,
 }
 
 # At T > 0 a rejection rule keeps the law and not the draws; test_rejection.py enumerates it.

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench_support import Command, in_subprocess, tiny_settings, write_questions
-from conftest import random_prompts, run, tiny_llama
 
 import methods
-from methods.base import ConfigError, Request, Sampling
-from methods.target import Target
+from methods.base import Request, Sampling
+from methods.common.errors import ConfigError
+from methods.decode.target import Target
+from tests.support.commands import Command, in_subprocess, tiny_settings, write_questions
+from tests.support.models import random_prompts, run, tiny_llama
 
 PACKAGE = Path(__file__).resolve().parent / "outside_package"
 TURNS = [["No no no no?"], ["Aaaaaaaa, aaaaaaaa!", "Again?"]]

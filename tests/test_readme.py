@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench_support import environment
+
+from tests.support.commands import environment
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

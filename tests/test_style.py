@@ -55,9 +55,9 @@ def offenders(bad: set[str], allowed: set[str]) -> list[str]:
 
 def test_only_timing_reads_a_clock() -> None:
     clocks = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "elapsed_time", "timeit"}
-    assert offenders(clocks, {"bench/timing.py"}) == []
+    assert offenders(clocks, {"bench/measure/clock.py"}) == []
     modules = {path: set(imports(tree)) & {"time", "datetime", "timeit"} for path, tree in TREES.items()}
-    assert [named(path) for path, found in modules.items() if found] == ["bench/timing.py"]
+    assert [named(path) for path, found in modules.items() if found] == ["bench/measure/clock.py"]
 
 
 def writes(tree: ast.AST) -> Iterator[str]:
@@ -76,21 +76,23 @@ def writes(tree: ast.AST) -> Iterator[str]:
 def test_only_records_writes_files_in_bench() -> None:
     found = {named(path): list(writes(tree)) for path, tree in TREES.items() if path.parent.name == "bench"}
     # A lock's file says who holds a cell; it is no result.
-    assert {name for name, written in found.items() if written} == {"bench/records.py", "bench/lock.py"}
+    assert {name for name, written in found.items() if written} == {"bench/records/store.py", "bench/records/lock.py"}
 
 
 def test_only_hub_touches_the_hub_only_loading_loads_models_and_only_tasks_data_sets() -> None:
     hub = {"hf_hub_download", "snapshot_download", "huggingface_hub", "HfApi", "urllib", "requests", "httpx", "httpx2"}
-    assert offenders(hub, {"methods/hub.py"}) == []
-    assert offenders({"from_pretrained"}, {"methods/loading.py"}) == []
-    assert offenders({"load_dataset", "load_dataset_builder", "datasets"}, {"bench/tasks.py"}) == []
+    assert offenders(hub, {"methods/loading/hub.py"}) == []
+    assert offenders({"from_pretrained"}, {"methods/loading/model.py"}) == []
+    assert offenders({"load_dataset", "load_dataset_builder", "datasets"}, {"bench/plan/questions.py"}) == []
 
 
 def test_only_sampling_makes_distributions_and_draws_tokens() -> None:
     drawing = {"softmax", "log_softmax", "multinomial", "gumbel_softmax", "distributions", "Philox", "default_rng"}
     # The bootstrap draws questions, not tokens; attention's weights are no distribution over tokens.
-    assert offenders(drawing, {"methods/sampling.py", "bench/stats.py", "methods/attention.py"}) == []
-    assert "torch" not in words(TREES[ROOT / "bench/stats.py"])
+    assert (
+        offenders(drawing, {"methods/decode/sampling.py", "bench/report/stats.py", "methods/decode/attention.py"}) == []
+    )
+    assert "torch" not in words(TREES[ROOT / "bench/report/stats.py"])
 
 
 def test_no_code_of_strangers_is_run_and_nothing_is_unpickled() -> None:

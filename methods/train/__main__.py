@@ -9,25 +9,24 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import hydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from methods import command_line
-from methods.errors import ConfigError
+from methods.common import command_line
+from methods.common.errors import ConfigError
+from methods.common.paths import CONF
 from methods.train.settings import Settings, settings_of
 
-_CONF = Path(__file__).resolve().parents[2] / "conf"
 _HEADS = ("eagle", "medusa", "hydra", "sps")
 
 
 def main() -> None:
     """Compose, check, train, export; the last line of stdout is JSON."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the one line below is ours to write
-    if code := _guarded(lambda: command_line.check(sys.argv[1:], _CONF)):
+    if code := _guarded(lambda: command_line.check(sys.argv[1:], CONF)):
         sys.exit(code)
     codes = [0]
 
@@ -35,7 +34,7 @@ def main() -> None:
         # Inside Hydra too: it would print a line of its own before ours.
         codes.append(_guarded(lambda: _run(config)))
 
-    codes.append(_guarded(hydra.main(version_base=None, config_path=str(_CONF), config_name="train")(body)))
+    codes.append(_guarded(hydra.main(version_base=None, config_path=str(CONF), config_name="train")(body)))
     sys.exit(max(codes))
 
 

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from methods.errors import ConfigError
-from methods.loading import Loaded
+from methods.common.errors import ConfigError
+from methods.loading.model import Loaded
 from methods.train.chat import Chat
 from methods.train.files import sha256, write_whole
 from methods.train.overlap import Overlap, files

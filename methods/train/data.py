@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from methods.errors import ConfigError
+from methods.common.errors import ConfigError
 from methods.train.corpus import texts_of
 from methods.train.features import mapped
 

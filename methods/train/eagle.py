@@ -26,7 +26,7 @@ _DEPTHS = 4
 
 
 class EagleTraining(nn.Module):
-    """The modules of ``methods.eagle_head``, over whole windows of text."""
+    """The modules of ``methods.heads.eagle_head``, over whole windows of text."""
 
     def __init__(
         self,

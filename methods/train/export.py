@@ -13,7 +13,7 @@ from jaxtyping import Int
 from safetensors.torch import save_file
 from torch import Tensor
 
-from methods.draft_vocab import FILE
+from methods.heads.draft_vocab import FILE
 from methods.train.files import naming, sha256, sync, write_whole
 
 _RANKED = 16384

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from methods.target import Target
+from methods.decode.target import Target
 from methods.train.corpus import texts_of
 from methods.train.files import write_whole
 

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from methods.base import Sampling
-from methods.sampling import distribution, log_distribution
-from methods.target import Target
+from methods.decode.sampling import distribution, log_distribution
+from methods.decode.target import Target
 from methods.train.data import Batch
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from methods.errors import ConfigError
+from methods.common.errors import ConfigError
 from methods.train.data import Data
 from methods.train.files import write_whole
 from methods.train.settings import Training

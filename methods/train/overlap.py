@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from methods.errors import ConfigError
+from methods.common.errors import ConfigError
 
 WORDS = 10
 """A text that shares this many words in a row with a question is left out."""

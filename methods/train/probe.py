@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 import methods
 from methods.base import Request, Sampling
-from methods.decoding import decode
-from methods.loading import Loaded
+from methods.decode.loop import decode
+from methods.loading.model import Loaded
 from methods.train.chat import Chat
 from methods.train.settings import Probe
 

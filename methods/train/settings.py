@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from methods.errors import ConfigError
+from methods.common.errors import ConfigError
 
 
 @dataclass

@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from methods.errors import ConfigError
-from methods.target import Target
+from methods.common.errors import ConfigError
+from methods.decode.target import Target
 from methods.train.data import Batch
 from methods.train.heads import Frozen, cross_entropy, hits, regress
 

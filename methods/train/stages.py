@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from methods import attention
-from methods.loading import Loaded, Source, load_model
+from methods.decode import attention
+from methods.loading.model import Loaded, Source, load_model
 from methods.train import corpus, features, loop, overlap, probe
 from methods.train.data import Data
 from methods.train.eagle import EagleTraining

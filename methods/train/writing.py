@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from methods.base import Sampling
-from methods.sampling import distribution, draw
-from methods.target import Target
-from methods.top import greedy
+from methods.decode.sampling import distribution, draw
+from methods.decode.target import Target
+from methods.decode.topk import greedy
 
 
 @dataclass(frozen=True)

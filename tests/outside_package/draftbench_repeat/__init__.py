@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.errors import ConfigError
-from methods.target import Target
-from methods.tree import chain
+from methods.common.errors import ConfigError
+from methods.decode.target import Target
+from methods.decode.tree import chain
 
 
 @dataclass(frozen=True)

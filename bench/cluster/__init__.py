@@ -1,0 +1,1 @@
+"""Grids on a cluster: a Slurm array of one task a cell."""

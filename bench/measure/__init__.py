@@ -1,0 +1,1 @@
+"""Runs cells: the only package of bench that drives a model."""

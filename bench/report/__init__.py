@@ -1,0 +1,1 @@
+"""Records to numbers, tables, figures and one page. No torch."""

@@ -1,0 +1,1 @@
+"""What every package here may use: errors, folders, credentials, the command line."""

@@ -1,0 +1,1 @@
+"""One decoding loop for all methods: draws, sampling, verification, the target and its cache."""

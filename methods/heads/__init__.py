@@ -1,0 +1,1 @@
+"""What draft heads share: the EAGLE layer, published trees, draft vocabularies, strict checkpoints."""
