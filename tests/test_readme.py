@@ -48,7 +48,7 @@ def test_make_targets_exist() -> None:
 def test_a_table_is_fetched_for_before_it_is_measured(target: str) -> None:
     """Two commands are all the set-up, on a machine with a GPU and no models too."""
     recipe = subprocess.run(["make", "-n", target], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert 0 < recipe.index("scripts/prefetch.py table=") < recipe.index("-m bench.run table=")
+    assert 0 < recipe.index("-m bench.prefetch table=") < recipe.index("-m bench.run table=")
 
 
 def test_library_example_runs(tiny_model_folder: Path) -> None:
