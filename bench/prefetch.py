@@ -168,9 +168,9 @@ def main() -> None:
     if sys.argv[1:2] != ["questions"]:
         launch(prefetch)
         return
-    if len(sys.argv) > 3:
-        sys.exit("error: usage: draftbench prefetch questions [URL]")
     try:
+        if len(sys.argv) > 3:
+            raise ConfigError(f"{sys.argv[3]!r} is one word too many; type: draftbench prefetch questions [URL]")
         fetch_questions(*sys.argv[2:3])
     except (ConfigError, OSError) as error:  # a cache folder that cannot be written names itself
         print(f"error: {error}", file=sys.stderr)
