@@ -1,4 +1,4 @@
-"""The commits that a results folder was measured with: ``<results>/hub.lock.json``, written by ``scripts/prefetch.py``.
+"""The commits that a results folder was measured with: ``<results>/hub.lock.json``, written by ``draftbench prefetch``.
 
 A branch moves, so a configuration that names none of a repository's commits gets it from here, and a run without one is
 refused. The file lies with the records, not with the code: a cell's id holds the commit, so whoever copies a results

@@ -1,6 +1,6 @@
 """Turn a pickled head (``.bin``, ``.pt``) into safetensors, with a manifest of what was read and written.
 
-    python scripts/convert_weights.py FOLDER_OR_FILE [--out FOLDER]
+    python -m methods.loading.convert FOLDER_OR_FILE [--out FOLDER]
 
 Only tensors are rebuilt from the pickle (``weights_only``); anything else in it is refused. ``config.json`` is copied.
 Tensors that share memory (Hydra's tied blocks) are stored once per name, as safetensors wants.
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from bench.records.store import write_atomically
 from methods.common.errors import ConfigError
 from methods.loading.tensor_files import read_tensors
 
@@ -53,7 +52,9 @@ def convert(source: Path, out: Path) -> Path:
     if config.exists() and config.parent.resolve() != out.resolve():
         shutil.copy(config, out / "config.json")
     manifest = out / "manifest.json"
-    write_atomically(manifest, json.dumps(entries, indent=1) + "\n")
+    partial = out / f".{manifest.name}"
+    partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    partial.replace(manifest)  # whole or not at all
     return manifest
 
 
