@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.plan.config import Hub, Model, Setup
+from bench.plan.schema import Hub, Model, Setup
 from bench.records.store import DamagedRecordError, write_atomically
 from methods.common.errors import ConfigError
 from methods.loading.hub import PREFETCH, is_commit

@@ -13,7 +13,8 @@ import pandas as pd
 
 import methods
 from bench.plan.cells import VANILLA
-from bench.plan.config import Style, Table, registered
+from bench.plan.identity import registered
+from bench.plan.schema import Style, Table
 from bench.records.store import own_folder, write_atomically
 from bench.report.tables import MEAN, NEW, NO_WEIGHTS, Report
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.plan.cells import Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.records.store import own_folder, write_atomically
 from bench.report.figures import bars, calibration, costs, positions, sweep
 from bench.report.figures.canvas import Drawing, render
