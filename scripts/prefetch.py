@@ -26,8 +26,8 @@ from omegaconf import DictConfig
 from bench.plan import grid, paper_questions, questions
 from bench.plan.hub_lock import Pins, files_key, hub_weights
 from bench.plan.schema import Hub, Setup
-from bench.records.store import write_atomically
 from bench.run import launch, results_folder
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from methods.loading import hub
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from methods.common.errors import ConfigError
+from methods.common.file_hash import sha256
 
 PREFETCH = "python scripts/prefetch.py with the settings of the run"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -155,8 +156,7 @@ def _check(path: Path, repository: str) -> None:
     bytes. A file that is another is removed."""
     blob = path.parent / path.readlink() if path.is_symlink() else path  # one step: a blob may itself be shared by link
     if re.fullmatch(r"[0-9a-f]{64}", blob.name):
-        with blob.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = sha256(blob)
     elif _COMMIT.fullmatch(blob.name):
         data = blob.read_bytes()
         found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -31,8 +31,8 @@ import methods
 from bench.measure import prompts
 from bench.plan import questions
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Request
+from methods.common.atomic_write import write_atomically
 from methods.decode.target import RUNTIMES, Target
 from methods.loading.model import Loaded
 from scripts.benchmarks.cycle_meter import Arm, Burst, Meter, clock

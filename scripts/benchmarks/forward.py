@@ -24,7 +24,7 @@ from transformers import DynamicCache
 
 from bench.measure.clock import cpu_ns, now_ns
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
+from methods.common.atomic_write import write_atomically
 from methods.decode import fused
 from methods.decode.target import Target
 from methods.decode.tree import chain

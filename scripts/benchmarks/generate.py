@@ -32,8 +32,8 @@ from bench.measure import prompts
 from bench.measure.clock import Stopwatch
 from bench.plan import questions as tasks
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Drafter, Request, Sampling
+from methods.common.atomic_write import write_atomically
 from methods.decode.loop import decode
 from methods.decode.target import RUNTIMES, Target
 from methods.loading.model import Loaded

@@ -31,8 +31,8 @@ from bench.cost import gpu_specs
 from bench.measure import gpu_state
 from bench.measure import gpus as devices
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Drafter, Request
+from methods.common.atomic_write import write_atomically
 from methods.decode.loop import decode
 from methods.decode.target import RUNTIMES, Target
 from tests.support import heads

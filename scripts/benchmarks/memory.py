@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import methods
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Request
+from methods.common.atomic_write import write_atomically
 from methods.decode.loop import decode
 from methods.decode.target import RUNTIMES, Target, trim_heap
 from methods.decode.tree import chain

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bench.measure.clock import cpu_ns
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
+from methods.common.atomic_write import write_atomically
 from methods.decode.cache import KVCache
 from methods.decode.fused import _Mask
 from methods.decode.topk import greedy, top
