@@ -21,10 +21,10 @@ from omegaconf import DictConfig
 
 from bench.cli.launch import launch
 from bench.plan import grid, paper_questions, questions
-from bench.plan.config import Hub, Setup
 from bench.plan.hub_lock import Pins, files_key, hub_weights
-from bench.records.store import write_atomically
+from bench.plan.schema import Hub, Setup
 from bench.report.output import results_folder
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from methods.loading import hub
 

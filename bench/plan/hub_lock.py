@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.plan.config import Hub, Model, Setup
-from bench.records.store import DamagedRecordError, write_atomically
+from bench.plan.schema import Hub, Model, Setup
+from bench.records.store import DamagedRecordError
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from methods.loading.hub import PREFETCH, is_commit
 from methods.loading.sources import source_of

@@ -18,6 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from methods.common.errors import ConfigError
+from methods.common.file_hash import sha256
 
 PREFETCH = "draftbench prefetch with the settings of the run"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -179,8 +180,7 @@ def _check(path: Path, repository: str) -> None:
     bytes. A file that is another is removed."""
     blob = path.parent / path.readlink() if path.is_symlink() else path  # one step: a blob may itself be shared by link
     if re.fullmatch(r"[0-9a-f]{64}", blob.name):
-        with blob.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = sha256(blob)
     elif _COMMIT.fullmatch(blob.name):
         data = blob.read_bytes()
         found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.plan import paper_questions, questions
-from bench.plan.config import Task
 from bench.plan.paper_questions import FILES, File, checked, where
+from bench.plan.schema import Task
 from methods.common.errors import ConfigError
 from methods.common.paths import CONF
 from tests.support.commands import Command

@@ -17,8 +17,8 @@ from huggingface_hub import constants
 from bench import prefetch
 from bench.plan import paper_questions
 from bench.plan.cells import Question, cell_of
-from bench.plan.config import Decode, Hub, Measure, Model, Setup, Task
 from bench.plan.hub_lock import FILE, Pins, refuse_unpinned
+from bench.plan.schema import Decode, Hub, Measure, Model, Setup, Task
 from bench.records.store import DamagedRecordError, Store
 from methods.common.errors import ConfigError
 from methods.loading.model import Source, load_model
