@@ -331,6 +331,7 @@ def test_a_laptop_redraws_what_another_profile_measured(
     automatic = [argument for argument in small_table if not argument.startswith("profile=")]
     for has_gpu in (True, False):
         monkeypatch.setattr("bench.records.hardware.has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr("bench.records.hardware.has_fast_bfloat16", lambda: True)
         result = command(*automatic, module="bench.report")
         assert result.code == 0, result.err
         assert "profile embedded: 4 of 4 cells" in result.err
