@@ -271,12 +271,12 @@ def test_a_session_that_measured_nothing_does_not_count_as_a_machine(tmp_path: P
     assert tables.collect([one], tmp_path).machine == "1 x H200"
 
 
-def test_the_four_files_say_the_same_and_are_the_same_every_time(tmp_path: Path) -> None:
+def test_the_files_of_a_table_say_the_same_and_are_the_same_every_time(tmp_path: Path) -> None:
     cells = [measured(tmp_path, "one"), measured(tmp_path, "two")]
     report = tables.collect(cells, tmp_path)
     paths = layout.write(report, TABLE, tmp_path, PAPER)
     assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
-        f"tables/toy.{suffix}" for suffix in ("md", "csv", "tex", "parquet")
+        f"tables/toy.{suffix}" for suffix in ("md", "csv", "tex", "parquet", "json")
     ]
     before = [path.read_bytes() for path in paths]
     layout.write(tables.collect(cells, tmp_path), TABLE, tmp_path, PAPER)
@@ -318,7 +318,7 @@ def test_a_table_is_run_written_and_redrawn_byte_for_byte_without_torch(
     assert result.last_line["cells"] == 4
     files = {path.name: path for path in (tmp_path / "tables").iterdir()}
     # The command names tasks and methods, so this is not the whole of Table 1 and must not take its place.
-    assert set(files) == {f"table1-partial.{suffix}" for suffix in ("md", "csv", "tex", "parquet")}
+    assert set(files) == {f"table1-partial.{suffix}" for suffix in ("md", "csv", "tex", "parquet", "json")}
     rows = pd.read_csv(files["table1-partial.csv"])
     assert len(rows) == 2 * 3 * (2 + 1), "decodings x methods x (tasks and their mean)"
     assert set(rows["lossless"].dropna()) == {"identical 2/2"}
