@@ -10,7 +10,7 @@ RUNTIME ?= fused
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4)))
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # What a table needs and this machine lacks; sizes are shown first. Nothing for the embedded model.
-fetch   = [ -n "$$HF_HUB_OFFLINE" ] || $(BIN)/python scripts/prefetch.py table=$(1) $(ARGS)
+fetch   = [ -n "$$HF_HUB_OFFLINE" ] || $(BIN)/python -m bench.prefetch table=$(1) $(ARGS)
 
 .DEFAULT_GOAL := help
 # What reproduce-figures draws: the paper's four, and three of ours from Table 1's cells.

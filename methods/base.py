@@ -159,6 +159,9 @@ class Drafter(Protocol):
     rejection: bool
     """At T>0 its tokens come from a rejection rule (lossless in law), not from the target's keyed draws (equal)."""
 
+    path_only: bool
+    """Of an outcome it reads the accepted rows alone, so its cycles can be replayed from a text (``decode.replay``)."""
+
     # A method with weights may also have ``check(config, outline)``, static: it refuses those that don't fit a target
     # whose config alone is known. ``methods.check`` calls it.
 

@@ -44,6 +44,7 @@ class Eagle:
 
     Config = EagleConfig
     rejection = True
+    path_only = True
 
     def __init__(self, config: EagleConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "eagle", widest=min(target.vocab, LANES))

@@ -84,6 +84,7 @@ class Eagle2:
 
     Config = Eagle2Config
     rejection = False
+    path_only = True
 
     def __init__(self, config: Eagle2Config, target: Target, tokenizer: Any = None) -> None:
         if config.top_k > target.vocab:

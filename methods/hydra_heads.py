@@ -57,6 +57,7 @@ class Hydra:
 
     Config = HydraConfig
     rejection = False
+    path_only = True
 
     def __init__(self, config: HydraConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "hydra", widest=target.vocab)

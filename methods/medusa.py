@@ -49,6 +49,7 @@ class Medusa:
 
     Config = MedusaConfig
     rejection = False
+    path_only = True
 
     def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
         nodes = fitted(config.tree, "medusa", widest=target.vocab)

@@ -70,6 +70,7 @@ class PLD:
 
     Config = PLDConfig
     rejection = False
+    path_only = True
 
     def __init__(self, config: PLDConfig, target: Target, tokenizer: Any = None) -> None:
         self._config = config

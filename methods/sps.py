@@ -55,6 +55,7 @@ class SpS:
 
     Config = SpSConfig
     rejection = True
+    path_only = True
 
     def __init__(self, config: SpSConfig, target: Target, tokenizer: Any = None) -> None:
         self._config = config

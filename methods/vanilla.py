@@ -26,6 +26,7 @@ class Vanilla:
 
     Config = VanillaConfig
     rejection = False
+    path_only = True
     max_rows = 1
 
     def __init__(self, config: VanillaConfig, target: Target, tokenizer: Any = None) -> None:

@@ -22,8 +22,7 @@ from methods.decode.draws import Draws
 from methods.decode.loop import decode
 from methods.decode.sampling import target_tokens
 from methods.decode.target import Target
-from tests.support.heads import write_ranking
-from tests.support.matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, WEIGHTS
+from tests.support.matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, maker
 from tests.support.models import random_prompts, run, tiny_llama
 
 FULL = "DRAFTBENCH_FULL" in os.environ
@@ -54,16 +53,8 @@ def small() -> Target:
 
 
 @pytest.fixture(scope="module")
-def drafter(small: Target, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Drafter]:
-    written: dict[str, dict[str, str]] = {}
-
-    def make(name: str, setting: str, target: Target = small) -> Drafter:
-        if name in WEIGHTS and name not in written:
-            folder = write_ranking(WEIGHTS[name](tmp_path_factory.mktemp(name), small), MATRIX_VOCAB)
-            written[name] = {"weights": str(folder)}
-        return methods.load(name, SETTINGS[name][setting] | written.get(name, {}), target)
-
-    return make
+def drafter(small: Target, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Drafter]:
+    return maker(small, tmp_path_factory)
 
 
 def requests(sampling: str) -> list[Request]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.plan.config import Launcher
+from bench.plan.schema import Launcher
 from methods.common.errors import ConfigError
 
 _FOR_EVER = 1000

@@ -17,7 +17,7 @@ from bench.cost import model_sizes
 from bench.cost.cpu_speed import Speeds
 from bench.cost.model_sizes import BYTES, Size
 from bench.plan.cells import VANILLA, Cell
-from bench.plan.config import registered
+from bench.plan.identity import registered
 from methods.heads.cycle_cost import Work, work
 
 _CONTEXT = 512

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.measure.clock import cpu_ns, now_ns, wall_time
 from bench.records import hardware
-from bench.records.store import write_atomically
+from methods.common.atomic_write import write_atomically
 from methods.common.paths import cache_folder
 
 _COPIED = 2**28

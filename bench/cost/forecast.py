@@ -17,7 +17,7 @@ from bench.cost import cpu_speed, gpu_specs, model_sizes
 from bench.cost.gpu_specs import Gpu
 from bench.cost.model_sizes import BYTES
 from bench.plan.cells import VANILLA, Cell
-from bench.plan.config import Plan
+from bench.plan.schema import Plan
 from bench.records import hardware
 from bench.records.store import Store
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.plan.config import Model
+from bench.plan.schema import Model
 from methods.common.paths import shipped
 
 _LIST = Path(__file__).parents[1] / "data" / "model_sizes.json"

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.cost import bounds, cpu_speed, forecast, model_sizes
 from bench.cost.forecast import Device, Footprint, Pace
 from bench.plan.cells import Cell, missing
-from bench.plan.config import Plan
+from bench.plan.schema import Plan
 from bench.records import hardware, lock
 from bench.records.store import Store
 from methods.common.errors import ConfigError

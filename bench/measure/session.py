@@ -27,8 +27,9 @@ from bench.measure.clock import wall_time
 from bench.measure.gpu_state import Reader, Reading
 from bench.measure.nodes import NodeRecorder
 from bench.plan import hub_lock
-from bench.plan.cells import VANILLA, Cell, Question, Work, lacking, missing, untraced
-from bench.plan.config import Model, method_id, registered
+from bench.plan.cells import VANILLA, Cell, MissingBlock, Question, lacking, missing, untraced
+from bench.plan.identity import method_id, registered
+from bench.plan.schema import Model
 from bench.records import hardware, out_of_memory, provenance
 from bench.records.lock import Busy, Lost
 from bench.records.store import SCHEMA, Store, repeats
@@ -141,7 +142,7 @@ class Session:
                 f"({str(error).splitlines()[0]}); take fewer methods, or a smaller model.dtype"
             ) from None
 
-    def _run_cell(self, cell: Cell, work: list[Work], drafters: dict[str, Drafter], store: Store) -> None:
+    def _run_cell(self, cell: Cell, work: list[MissingBlock], drafters: dict[str, Drafter], store: Store) -> None:
         assert self._loaded is not None
         self._warm_up(cell, drafters)
         running, reasons = _Running(), set[str]()
@@ -149,7 +150,7 @@ class Session:
         spoilt = Counter((block["question_id"], block["repeat"]) for block in store.disturbed())
         for attempt in range(1, gpu_state.ATTEMPTS + 1):
             label = f"{cell.model.name} {cell.task.name} {cell.decode.name}" + f", attempt {attempt}" * (attempt > 1)
-            again: list[Work] = []  # after the others: what heated the GPU has had time to pass
+            again: list[MissingBlock] = []  # after the others: what heated the GPU has had time to pass
             with tqdm(work, desc=label, unit="block", dynamic_ncols=True) as bar:
                 for item in bar:
                     block = _Block(cell, item, self._loaded, drafters, self._read).run()
@@ -266,7 +267,9 @@ def _check_weights(cells: Sequence[Cell]) -> None:
 class _Block:
     """One question through every method that lacks it, and vanilla."""
 
-    def __init__(self, cell: Cell, work: Work, loaded: Loaded, drafters: dict[str, Drafter], read: Reader) -> None:
+    def __init__(
+        self, cell: Cell, work: MissingBlock, loaded: Loaded, drafters: dict[str, Drafter], read: Reader
+    ) -> None:
         self._cell, self._work, self._loaded, self._read = cell, work, loaded, read
         names = [VANILLA, *work.methods]
         shift = work.index % len(names)

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.plan.config import Decode, Measure, Model, Setup, Task, digest, method_id
+from bench.plan.identity import digest, method_id
+from bench.plan.schema import Decode, Measure, Model, Setup, Task
 from bench.records.store import SCHEMA, Store
 
 VANILLA = "vanilla"
@@ -91,7 +92,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Work:
+class MissingBlock:
     """A block that is missing: one question, one repeat, and the methods it still lacks (vanilla goes along)."""
 
     index: int
@@ -107,7 +108,7 @@ def cell_of(setup: Setup, questions: tuple[Question, ...]) -> Cell:
     return Cell(setup.model, setup.task, setup.decode, setup.measure, runnable, questions, lacking)
 
 
-def missing(cell: Cell, store: Store) -> list[Work]:
+def missing(cell: Cell, store: Store) -> list[MissingBlock]:
     """The blocks a cell still lacks, in order. A DONE mark that covers the methods answers without reading more."""
     return [] if marked(cell, store) else lacking(cell, store.blocks())
 
@@ -118,7 +119,7 @@ def marked(cell: Cell, store: Store) -> bool:
     return done is not None and set(cell.method_ids.values()) <= set(done["method_ids"])
 
 
-def lacking(cell: Cell, blocks: Iterable[dict[str, Any]]) -> list[Work]:
+def lacking(cell: Cell, blocks: Iterable[dict[str, Any]]) -> list[MissingBlock]:
     """The blocks of a cell that are not among these, in order."""
     have: dict[tuple[str, int], set[str]] = {}
     for block in blocks:
@@ -131,7 +132,7 @@ def lacking(cell: Cell, blocks: Iterable[dict[str, Any]]) -> list[Work]:
             seen = have.get((question.id, repeat), set())
             methods = tuple(name for name, ident in cell.method_ids.items() if ident not in seen)
             if methods or VANILLA not in seen:
-                work.append(Work(index, question, repeat, methods))
+                work.append(MissingBlock(index, question, repeat, methods))
     return work
 
 

@@ -20,8 +20,10 @@ import methods
 from bench.plan import questions as tasks
 from bench.plan import templates
 from bench.plan.cells import VANILLA, Cell, Question, cell_of
-from bench.plan.config import Decode, Profile, Setup, Table, Task, freeze, knobs_of, registered, setup_of
+from bench.plan.config import freeze, knobs_of, setup_of
 from bench.plan.hub_lock import Pins
+from bench.plan.identity import registered
+from bench.plan.schema import Decode, Profile, Setup, Table, Task
 from bench.records import hardware
 from methods.common.errors import ConfigError
 from methods.common.paths import CONF

@@ -1,4 +1,4 @@
-"""The commits that a results folder was measured with: ``<results>/hub.lock.json``, written by ``scripts/prefetch.py``.
+"""The commits that a results folder was measured with: ``<results>/hub.lock.json``, written by ``draftbench prefetch``.
 
 A branch moves, so a configuration that names none of a repository's commits gets it from here, and a run without one is
 refused. The file lies with the records, not with the code: a cell's id holds the commit, so whoever copies a results
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.plan.config import Hub, Model, Setup
-from bench.records.store import DamagedRecordError, write_atomically
+from bench.plan.schema import Hub, Model, Setup
+from bench.records.store import DamagedRecordError
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from methods.loading.hub import PREFETCH, is_commit
 from methods.loading.sources import source_of

@@ -1,6 +1,6 @@
 """The six files of 80 questions that EAGLE-2's authors measured with, known by their bytes.
 
-They are not ours to hand out: ``python scripts/prefetch.py questions`` fetches them from the authors' repository into
+They are not ours to hand out: ``draftbench prefetch questions`` fetches them from the authors' repository into
 the user's cache. Every use checks the hash again, so a cell of ``measure=paper`` asks what the paper asked.
 """
 
@@ -44,7 +44,7 @@ class NotFetchedError(ConfigError):
     """The file is not on this machine yet."""
 
 
-_FETCH = "run: python scripts/prefetch.py questions"
+_FETCH = "run: draftbench prefetch questions"
 
 
 def where(task: str) -> Path:

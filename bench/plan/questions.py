@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.plan import paper_questions
 from bench.plan.cells import Question
-from bench.plan.config import Hub, Task
+from bench.plan.schema import Hub, Task
 from methods.common.errors import ConfigError
 from methods.loading.hub import download, is_commit
 

@@ -25,7 +25,7 @@ _PACKAGES = (
 )
 
 _CODE = ("bench", "methods", "conf")
-"""Not results/: a run redraws tables there, and is the same program afterwards."""
+"""Not results/: new reference tables do not make another program."""
 
 _DECIDING = ("draftbench", "torch", "transformers")
 """Packages whose version changes speed or text."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.lock import Busy, Lock, Lost
+from methods.common.atomic_write import naming, sync, write_atomically
 from methods.common.errors import ConfigError
 
 SCHEMA = 1
@@ -178,43 +179,23 @@ def repeats(trace: dict[str, Any], blocks: Iterable[dict[str, Any]]) -> bool:
     )
 
 
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write through a temporary file in the same folder, synced before and after it takes its name.
-
-    Raises:
-        OSError: as the system gave it; the old file is then untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _naming(path):
-        try:
-            temporary.unlink(missing_ok=True)  # a stranger's link of that name would be written through
-            with temporary.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
 def _append(path: Path, record: dict[str, Any]) -> None:
     line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
-    with _naming(path):
+    with naming(path):
         new = not path.exists()
         with path.open("ab") as file:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
         if new:
-            _sync_folder(path.parent)
+            sync(path.parent)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    with _naming(path):
+    with naming(path):
         *lines, _torn = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -268,7 +249,7 @@ def own_folder(path: Path) -> Path:
 def _cut_torn_line(path: Path) -> None:
     if not path.exists():
         return
-    with _naming(path):
+    with naming(path):
         data = path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
@@ -283,16 +264,7 @@ def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for one in absent:
         with suppress(PermissionError):  # a parent that may be written but not read
-            _sync_folder(one.parent)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Let the system's errors name the file: those of a write or a sync name none, others the temporary one."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+            sync(one.parent)
 
 
 def _ends_a_line(path: Path, size: int) -> bool:
@@ -301,7 +273,7 @@ def _ends_a_line(path: Path, size: int) -> bool:
         return True
     if _size(path) < size:
         return False
-    with _naming(path), path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         file.seek(size - 1)
         return file.read(1) == b"\n"
 
@@ -310,20 +282,13 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
+    with naming(path):
+        data = path.read_bytes()
     try:
-        with _naming(path):
-            found = json.loads(path.read_bytes())
+        found = json.loads(data)
         if not isinstance(found, dict):
             raise ValueError("no JSON object")
     except (ValueError, RecursionError) as error:

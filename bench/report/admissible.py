@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.plan.cells import VANILLA, Cell, Work, lacking
+from bench.plan.cells import VANILLA, Cell, MissingBlock, lacking
 from bench.records import hardware, out_of_memory, provenance
 from bench.records.store import DamagedRecordError, Store
 from bench.report.lossless import Verdict, judge
@@ -94,7 +94,9 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
     return Evidence(list(cells), measured, holes, machine)
 
 
-def _explained(cell: Cell, work: Iterable[Work], blocks: Sequence[dict[str, Any]]) -> dict[str, list[str]] | None:
+def _explained(
+    cell: Cell, work: Iterable[MissingBlock], blocks: Sequence[dict[str, Any]]
+) -> dict[str, list[str]] | None:
     """The questions each method had no memory for, if nothing else is lacking; None if something is."""
     short = out_of_memory.recorded(blocks)
     found: dict[str, list[str]] = {}

@@ -13,9 +13,11 @@ import pandas as pd
 
 import methods
 from bench.plan.cells import VANILLA
-from bench.plan.config import Style, Table, registered
-from bench.records.store import own_folder, write_atomically
+from bench.plan.identity import registered
+from bench.plan.schema import Style, Table
+from bench.records.store import own_folder
 from bench.report.tables import MEAN, NEW, NO_WEIGHTS, Report
+from methods.common.atomic_write import write_atomically
 
 SHOWN = {"paper": ("speedup_paper", "tau_paper"), "ours": ("speedup_geomean", "tau_micro")}
 MEANING = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from bench.plan.cells import Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from methods.common.errors import ConfigError
 
 

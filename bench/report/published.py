@@ -1,4 +1,4 @@
-"""The papers' numbers under our names: ``results/published/<table>.csv``, transcribed, with source and confidence.
+"""The papers' numbers under our names: ``bench/data/published/<table>.csv``, transcribed, with source and confidence.
 
 ``names.csv`` beside them says which of our models, methods and tasks a printed name means. A printed row may mean two
 of ours: the paper's "w/o value" can be read in two ways, and both are compared with it.

@@ -14,7 +14,7 @@ import pandas as pd
 
 from bench.measure import gpu_state
 from bench.plan.cells import Cell
-from bench.plan.config import Decode
+from bench.plan.schema import Decode
 from bench.report import published
 from bench.report.admissible import Measured, gather
 from bench.report.stats import ESTIMATORS, Estimate, estimate, mean, questions_for, sums, verdict, without

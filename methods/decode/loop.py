@@ -12,8 +12,9 @@ from typing import Literal, Protocol
 
 import torch
 
-from methods.base import Context, Drafter, Finish, Outcome, Prefill, Request, Step
+from methods.base import Context, Drafter, Outcome, Prefill, Request, Step
 from methods.common.errors import ConfigError
+from methods.decode.answer import Answer
 from methods.decode.draws import Draws
 from methods.decode.sampling import check_finite, target_tokens
 from methods.decode.target import Target
@@ -55,9 +56,8 @@ def decode(target: Target, drafter: Drafter, request: Request, probe: Probe = _n
         NumericsError: if the target's logits are not finite at the end of the prompt.
     """
     check_fits(target, request)
-    ids = list(request.prompt_ids)
-    by_length = len(ids) + request.max_new_tokens
-    limit = min(by_length, target.context)
+    answer = Answer(request, target.context)
+    ids, limit = answer.ids, answer.limit
     rows = drafter.max_rows
     draws = Draws(request.sampling.seed, request.question, request.turn, limit + rows + 1)
 
@@ -68,26 +68,14 @@ def decode(target: Target, drafter: Drafter, request: Request, probe: Probe = _n
     root = int(target_tokens(logits, request.sampling, draws, range(len(ids), len(ids) + 1)))
     probe("prefill")
 
-    def commit(tokens: list[int]) -> tuple[tuple[int, ...], Finish | None]:
-        """Append what fits, up to and including the first EOS."""
-        kept = tokens[: limit - len(ids)]
-        for count, token in enumerate(kept, 1):
-            if token in request.eos_ids:
-                ids.extend(kept[:count])
-                return tuple(kept[:count]), "eos"
-        ids.extend(kept)
-        if len(ids) < limit:
-            return tuple(kept), None
-        return tuple(kept), "length" if limit == by_length else "context"
-
-    kept, finish = commit([root])
+    kept, finish = answer.commit([root])
     yield Step(kept, len(prompt), 0, finish=finish)
     if finish is None:
         drafter.begin(request, Prefill(hidden, root))
     del hidden
 
     while finish is None:
-        context = Context(ids, limit - len(ids), request.sampling, draws)
+        context = Context(ids, answer.remaining, request.sampling, draws)
         draft = drafter.propose(context)
         probe("draft")
         tree = draft.tree
@@ -99,7 +87,7 @@ def decode(target: Target, drafter: Drafter, request: Request, probe: Probe = _n
         path, tokens = accept(draft, logits, context)
         probe("accept")
         target.cache.keep(path)
-        kept, finish = commit(tokens)
+        kept, finish = answer.commit(tokens)
         if finish is None:
             drafter.observe(Outcome(draft, path, tokens, hidden, logits))
         probe("commit")

@@ -1,8 +1,8 @@
 """Repositories of the Hugging Face hub: which commit, which of its files, and those files in the hub's own cache.
 
-The only file that talks to the hub. Files come from a commit and never from a branch, so that a number can be measured
-again; no code of a repository is fetched or run. What lies in the cache is never asked for again, so a run after
-``scripts/prefetch.py`` needs no network (``HF_HUB_OFFLINE=1``).
+The only file that reaches the network. Files come from a commit and never from a branch, so that a number can be
+measured again; no code of a repository is fetched or run. What lies in the cache is never asked for again, so a run
+after ``draftbench prefetch`` needs no network (``HF_HUB_OFFLINE=1``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 from methods.common.errors import ConfigError
+from methods.common.file_hash import sha256
 
-PREFETCH = "python scripts/prefetch.py with the settings of the run"
+PREFETCH = "draftbench prefetch with the settings of the run"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TEXT = (".json", ".model", ".jinja")
 _TEXT_NAMES = ("merges.txt", "vocab.txt")
@@ -150,13 +154,33 @@ def download(repository: str, commit: str | None, files: Sequence[str] | None = 
     return folder
 
 
+def read_whole(url: str, otherwise: str) -> bytes:
+    """A small file from the web. urllib counts its bytes: of a connection that is cut nothing is returned.
+
+    Raises:
+        ConfigError: if it is no web address, or the file cannot be had; ``otherwise`` says what else the user can do.
+    """
+    if not url.startswith(("https://", "http://")):
+        raise ConfigError(f"{url} is no web address; give one that starts with https://")
+    try:
+        with urlopen(url, timeout=60) as answer:  # noqa: S310 the scheme is checked above
+            data: bytes = answer.read()
+            return data
+    except HTTPError as error:
+        why = f"the server answered {error.code}"
+    except URLError as error:
+        why = str(error.reason)
+    except (HTTPException, OSError) as error:
+        why = f"the transfer broke off ({type(error).__name__})"
+    raise ConfigError(f"{url}: {why}; run it again, or {otherwise}")
+
+
 def _check(path: Path, repository: str) -> None:
     """The cache names a file's content by its hash: SHA-256, or git's SHA-1 for a small one. The transfer only counted
     bytes. A file that is another is removed."""
     blob = path.parent / path.readlink() if path.is_symlink() else path  # one step: a blob may itself be shared by link
     if re.fullmatch(r"[0-9a-f]{64}", blob.name):
-        with blob.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = sha256(blob)
     elif _COMMIT.fullmatch(blob.name):
         data = blob.read_bytes()
         found = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -8,7 +8,6 @@ file is dequantized once into a folder of float32 safetensors under the cache di
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -23,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from methods.common.errors import ConfigError, NumericsError
+from methods.common.file_hash import sha256
 from methods.common.paths import cache_folder, shipped
 from methods.decode.cuda_graphs import refuse_without_gpu
 from methods.decode.target import Target, context_of
@@ -181,8 +181,7 @@ def unpack_wheel(source: Source) -> Path:
     if folder.is_dir():
         return folder
     path = _file_of_wheel(source)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256(path)
     if source.sha256 and digest != source.sha256:
         raise ConfigError(f"{path.name} has sha256 {digest}, expected {source.sha256}; reinstall {source.id}")
     log.info("dequantizing %s once into %s", path.name, folder)

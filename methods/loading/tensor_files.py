@@ -96,9 +96,7 @@ def _unpickled(path: Path, device: str) -> dict[str, Tensor]:
     except Exception as error:  # noqa: BLE001 as above
         raise _unreadable(path, error) from None
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ConfigError(
-            f"{path} holds more than named tensors; convert it with scripts/convert_weights.py where it was made"
-        )
+        raise ConfigError(f"{path} holds more than named tensors; where it was made, save its state_dict() alone")
     tensors: dict[str, Tensor] = loaded
     return tensors
 

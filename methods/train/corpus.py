@@ -18,10 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
+from methods.common.file_hash import sha256
 from methods.loading.model import Loaded
 from methods.train.chat import Chat
-from methods.train.files import sha256, write_whole
 from methods.train.overlap import Overlap, files
 from methods.train.reading import passages
 from methods.train.settings import Corpus
@@ -84,7 +85,7 @@ def _save(loaded: Loaded, overlap: Overlap, texts: list[list[int]], path: Path) 
     kept = [text for text in texts if loaded.tokenizer.decode(text) not in overlap]
     lengths = torch.tensor([len(text) for text in kept], dtype=torch.int32)
     tokens = torch.tensor([token for text in kept for token in text], dtype=torch.int32)
-    write_whole(path, lambda partial: save_file({"tokens": tokens, "lengths": lengths}, partial))
+    write_atomically(path, lambda partial: save_file({"tokens": tokens, "lengths": lengths}, partial))
 
 
 def _check_same(settings: Corpus, model: Mapping[str, Any], path: Path) -> None:
@@ -94,7 +95,7 @@ def _check_same(settings: Corpus, model: Mapping[str, Any], path: Path) -> None:
     values["exclude"] = sorted(sha256(file) for file in files(settings.exclude))
     text = json.dumps(values, sort_keys=True)
     if not path.exists():
-        write_whole(path, lambda partial: partial.write_text(text))
+        write_atomically(path, text)
     elif path.read_text() != text:
         raise ConfigError(
             f"{path.parent} holds a corpus of other settings or another model; set work=ANOTHER_FOLDER, or delete it"

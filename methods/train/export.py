@@ -13,8 +13,9 @@ from jaxtyping import Int
 from safetensors.torch import save_file
 from torch import Tensor
 
+from methods.common.atomic_write import naming, sync, write_atomically
+from methods.common.file_hash import sha256
 from methods.heads.draft_vocab import FILE
-from methods.train.files import naming, sha256, sync, write_whole
 
 _RANKED = 16384
 """Ids kept of the frequency ranking; a draft vocabulary past this is no lever any more."""
@@ -65,5 +66,5 @@ def add(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     path = folder / "manifest.json"
     manifest: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8")), **facts}
     text = json.dumps(manifest, indent=1) + "\n"
-    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    write_atomically(path, text)
     return manifest

@@ -14,20 +14,21 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from methods.common.atomic_write import write_atomically
 from methods.decode.target import Target
 from methods.train.corpus import texts_of
-from methods.train.files import write_whole
 
 
 def build(target: Target, shards: list[Path], folder: Path, batch_tokens: int) -> list[Path]:
     """Compute what is missing; returns one file a shard."""
+    folder.mkdir(parents=True, exist_ok=True)
     files = []
     for shard in tqdm(shards, desc="features", unit="shard"):
         path = folder / f"{shard.stem}.bin"
         files.append(path)
         if not path.exists():
             states = _states(target, texts_of(shard), batch_tokens)
-            write_whole(path, states.view(torch.int16).numpy().tofile)
+            write_atomically(path, states.view(torch.int16).numpy().tofile)
     return files
 
 

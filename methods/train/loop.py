@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from methods.train.data import Data
-from methods.train.files import write_whole
 from methods.train.settings import Training
 
 _EVALUATED = 24
@@ -86,7 +86,8 @@ def train(head: Any, data: Data, settings: Training, checkpoint: Path, identity:
                 best = {name: value.clone() for name, value in head.state_dict().items()}
             state = {"identity": identity, "head": head.state_dict(), "optimizer": optimizer.state_dict(), "best": best}
             state |= {"schedule": schedule.state_dict(), "curve": vars(curve)}
-            write_whole(checkpoint, partial(torch.save, state))
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(checkpoint, partial(torch.save, state))
             bar.set_postfix(loss=f"{_mean(curve.loss[-100:]):.3f}", agreement=" ".join(f"{x:.3f}" for x in reached))
     head.load_state_dict(best)
     return curve

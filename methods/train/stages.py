@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from methods.common.file_hash import sha256
 from methods.decode import attention
 from methods.loading.model import Loaded, Source, load_model
 from methods.train import corpus, features, loop, overlap, probe
 from methods.train.data import Data
 from methods.train.eagle import EagleTraining
 from methods.train.export import add, export
-from methods.train.files import sha256
 from methods.train.heads import Frozen
 from methods.train.hydra import HydraTraining
 from methods.train.medusa import MedusaTraining

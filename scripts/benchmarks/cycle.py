@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,10 @@ import methods
 from bench.measure import prompts
 from bench.plan import questions
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Request
 from methods.decode.target import RUNTIMES, Target
 from methods.loading.model import Loaded
+from scripts.benchmarks import results_file
 from scripts.benchmarks.cycle_meter import Arm, Burst, Meter, clock
 from scripts.benchmarks.lossless import TASKS, load_target, setup_of_task
 
@@ -84,9 +83,7 @@ def main() -> None:
         report["contexts"] = _contexts(loaded, meter, chosen, options)
     if "draft" in options.only and (label := next((one for one in drafters if one.startswith("eagle2")), "")):
         report["draft"] = {"arm": label, **_draft_phase(loaded, meter, drafters[label], options)}
-    path = Path("results/bench") / f"cycle-{options.runtime}-{options.dtype}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    path = results_file.write(report, options.results, f"cycle-{options.runtime}-{options.dtype}.json")
     _print(report)
     print(json.dumps({"written": str(path)}))
 
@@ -96,7 +93,8 @@ def _methods(loaded: Loaded, meter: Meter, drafters: dict[str, Any], options: ar
     requests = [Request(ids, options.tokens, question=str(k)) for k, ids in enumerate(_texts(loaded, options))]
     arms = {label: Arm(_name(label), drafter, loaded.target, meter, requests) for label, drafter in drafters.items()}
     stock = _Stock(loaded, requests[0].prompt_ids)
-    names, bursts = [STOCK, *arms], {name: [] for name in (STOCK, *arms)}  # type: dict[str, list[Burst]]
+    names = [STOCK, *arms]
+    bursts: dict[str, list[Burst]] = {name: [] for name in names}
     for turn in tqdm(range(options.rounds + 1), desc="methods"):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             burst = stock.run(options.burst) if name == STOCK else arms[name].run(options.burst)
@@ -129,8 +127,8 @@ def _summary(bursts: list[Burst], one_row: np.ndarray, vanilla: np.ndarray) -> d
 
 def _contexts(loaded: Loaded, meter: Meter, drafters: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Cycle and target forward against the context; slopes by least squares over the medians."""
-    target, found = loaded.target, {}
-    prefill = target.prefill
+    target, prefill = loaded.target, loaded.target.prefill
+    found: dict[str, Any] = {}
     contexts = [context for context in options.contexts if context + options.tokens < target.context]
     target.prefill = lambda ids, *, capacity: _blank(target, prefill, ids, capacity)  # type: ignore[method-assign]
     for context in tqdm(contexts, desc="contexts"):
@@ -166,9 +164,9 @@ def _blank(target: Target, prefill: Any, ids: torch.Tensor, capacity: int) -> to
     for layer in range(target.cache.layer_count):
         target.cache.length = 1
         pair = target.cache.rows(layer)
+        keys, values = (torch.randn(1, one.shape[0], len(ids), one.shape[2]).to(one) for one in pair)
         target.cache.length = 0
-        new = (torch.randn(1, one.shape[0], len(ids), one.shape[2]).to(one) for one in pair)
-        target.cache.update(*new, layer)
+        target.cache.update(keys, values, layer)
     target.cache.length = len(ids)
     return torch.randn(len(ids), hidden.shape[1]).to(hidden)
 
@@ -178,7 +176,8 @@ def _draft_phase(loaded: Loaded, meter: Meter, drafter: Any, options: argparse.N
     """Time of ``propose`` over the time of its own calls of the head, repeated on the same tensors."""
     request = Request(_texts(loaded, options)[0], options.tokens)
     arm, head = Arm("", drafter, loaded.target, meter, [request]), drafter._head
-    contexts, calls = [], []  # type: list[Any], list[tuple[Any, int, tuple[Any, ...]]]
+    contexts: list[Any] = []
+    calls: list[tuple[Any, int, tuple[Any, ...]]] = []
     propose, run, logits = drafter.propose, head._run, head.draft.logits
 
     def noting(function: Any) -> Any:
@@ -188,7 +187,11 @@ def _draft_phase(loaded: Loaded, meter: Meter, drafter: Any, options: argparse.N
 
         return call
 
-    drafter.propose = lambda context: (contexts.append(context), propose(context))[1]
+    def keeping(context: Any) -> Any:
+        contexts.append(context)
+        return propose(context)
+
+    drafter.propose = keeping
     arm.run(2)
     drafter.propose = propose
     before, times = head.cache.length, []
@@ -307,6 +310,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=300, help="prompt tokens of the part 'methods'")
     parser.add_argument("--contexts", nargs="+", type=int, default=[256, 512, 1024, 2048, 4096, 8000])
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of a text")
+    results_file.add_option(parser)
     return parser.parse_args()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,10 +23,10 @@ from transformers import DynamicCache
 
 from bench.measure.clock import cpu_ns, now_ns
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.decode import fused
 from methods.decode.target import Target
 from methods.decode.tree import chain
+from scripts.benchmarks import results_file
 from scripts.benchmarks.lossless import TASKS, load_target, setup_of_task
 
 STOCK = "stock"
@@ -72,9 +71,7 @@ def main() -> None:
         "ratios": {count: {name: _ratio(found, name) for name in found} for count, found in times.items()},
         "wall_and_cpu_ns": times,
     }
-    path = Path("results/bench") / f"forward-{options.dtype}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    path = results_file.write(report, options.results, f"forward-{options.dtype}.json")
     print(f"{options.dtype}, context {options.context}, {options.threads} threads, {options.rounds} rounds; CPU ms")
     for count, found in report["ratios"].items():
         cells = [f"{name} {one['cpu_ms']:.1f} ({one['cpu'][1]:.2f}x [{one['cpu'][0]:.2f}, {one['cpu'][2]:.2f}])"
@@ -124,6 +121,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    results_file.add_option(parser)
     return parser.parse_args()
 
 

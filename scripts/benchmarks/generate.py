@@ -32,11 +32,11 @@ from bench.measure import prompts
 from bench.measure.clock import Stopwatch
 from bench.plan import questions as tasks
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Drafter, Request, Sampling
 from methods.decode.loop import decode
 from methods.decode.target import RUNTIMES, Target
 from methods.loading.model import Loaded
+from scripts.benchmarks import results_file
 from scripts.benchmarks.lossless import TASKS, generate, load_target, setup_of_task
 
 PAIRS = {
@@ -83,9 +83,7 @@ def main() -> None:
         "ratios": {f"{ours} / {PAIRS[ours]}": _ratio(runs, ours, PAIRS[ours]) for ours in options.pairs},
         "runs": runs,
     }
-    path = Path("results/bench") / f"generate-{options.runtime}-{options.dtype}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    path = results_file.write(report, options.results, f"generate-{options.runtime}-{options.dtype}.json")
     kind = hardware.kind(report["machine"])
     print(kind, options.dtype, f"runtime={options.runtime}, {len(runs)} prompts, {options.tokens} new tokens")
     for name, ratio in report["ratios"].items():
@@ -189,6 +187,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gamma", type=int, default=5, help="tokens drafted a cycle by sps and by the assistant")
     parser.add_argument("--draft", help="sps's draft: a folder; default: the shipped one")
     parser.add_argument("--draft-layers", type=int, default=0, help="instead: so many of the target's first layers")
+    results_file.add_option(parser)
     return parser.parse_args()
 
 

@@ -31,10 +31,10 @@ from bench.cost import gpu_specs
 from bench.measure import gpu_state
 from bench.measure import gpus as devices
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Drafter, Request
 from methods.decode.loop import decode
 from methods.decode.target import RUNTIMES, Target
+from scripts.benchmarks import results_file
 from tests.support import heads
 
 VICUNA_7B = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -76,9 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "turns": turns,
     }
     name = f"shapes-{machine.replace(' ', '-')}-{options.runtime}-{options.dtype}{'-tiny' * options.tiny}.json"
-    path = Path(options.results) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    path = results_file.write(report, options.results, name)
     print(f"{machine}, {options.runtime}, {options.dtype}")
     print(f"prompt {options.prompt}, {options.tokens} tokens, {options.rounds} rounds")
     print(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".2f"))
@@ -184,7 +182,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=300)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--results", default="results/gpu")
+    results_file.add_option(parser, "results/gpu")
     return parser.parse_args(given)
 
 

@@ -24,7 +24,8 @@ from tqdm import tqdm
 import methods
 from bench.measure import prompts
 from bench.plan import questions
-from bench.plan.config import Setup, setup_of
+from bench.plan.config import setup_of
+from bench.plan.schema import Setup
 from methods.base import Drafter, Request, Sampling
 from methods.common.paths import CONF
 from methods.decode.loop import decode

@@ -23,13 +23,13 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import methods
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.base import Request
 from methods.decode.loop import decode
 from methods.decode.target import RUNTIMES, Target, trim_heap
 from methods.decode.tree import chain
 from methods.loading.model import unpack_wheel
 from methods.loading.sources import Source
+from scripts.benchmarks import results_file
 from scripts.benchmarks.lossless import TASKS, load_target, setup_of_task
 
 
@@ -74,9 +74,7 @@ def main() -> None:
         "peak_bytes": peak,
         "peak_over_needed": peak / (held + activations),
     }
-    path = Path("results/bench") / f"memory-{options.method}-{options.runtime}-{options.dtype}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    results_file.write(report, options.results, f"memory-{options.method}-{options.runtime}-{options.dtype}.json")
     print(json.dumps({name: value for name, value in report.items() if name not in ("machine", "provenance")}))
 
 
@@ -137,6 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context", type=int, default=300, help="prompt tokens")
     parser.add_argument("--tokens", type=int, default=32, help="new tokens")
+    results_file.add_option(parser)
     return parser.parse_args()
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,12 @@ from tqdm import tqdm
 
 from bench.measure.clock import cpu_ns
 from bench.records import hardware, provenance
-from bench.records.store import write_atomically
 from methods.decode.cache import KVCache
 from methods.decode.fused import _Mask
 from methods.decode.topk import greedy, top
 from methods.decode.tree import Tree, chain
 from methods.lookahead import _layout
+from scripts.benchmarks import results_file
 
 VOCAB, LAYERS, GROUPS, DIM, CONTEXT = 49152, 30, 3, 64, 300
 PATH = [0, 2, 7, 20]
@@ -40,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=50)
+    results_file.add_option(parser)
     options = parser.parse_args()
     found = {}
     with torch.inference_mode():
@@ -57,9 +57,7 @@ def main() -> None:
         "rounds": options.rounds,
         "parts": found,
     }
-    path = Path("results/bench") / f"parts-{options.dtype}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    path = results_file.write(report, options.results, f"parts-{options.dtype}.json")
     for name, one in found.items():
         plain_ms, ours_ms = one["plain_and_ours_ms"]
         low, middle, high = one["ratio"]

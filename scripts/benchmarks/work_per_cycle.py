@@ -26,7 +26,7 @@ from methods.loading.model import Loaded
 from scripts.benchmarks.lossless import load_target, setup_of_task
 from tests.support import heads
 
-NETWORKS: dict[str, Callable[[Any], list[tuple[Any, str]]]] = {
+NETWORKS: dict[str, Callable[[Any], list[tuple[Any, Any]]]] = {
     # Where each drafter calls its own network: (owner, name) of a callable whose first argument has a row per token.
     "sps": lambda drafter: [(drafter, "_feed")],
     "medusa": lambda drafter: [(drafter, "_logits")],
@@ -39,7 +39,7 @@ NETWORKS: dict[str, Callable[[Any], list[tuple[Any, str]]]] = {
 class Counter:
     """Wraps the calls of a draft's network and adds up calls and rows."""
 
-    def __init__(self, places: list[tuple[Any, str]]) -> None:
+    def __init__(self, places: list[tuple[Any, Any]]) -> None:
         self.reset()
         for owner, name in places:
             if isinstance(owner, list):

@@ -13,7 +13,7 @@ import pytest
 from bench.cost import cpu_speed, forecast, gpu_specs, model_sizes, plan_status
 from bench.plan import cells as plan
 from bench.plan.cells import Cell, Question
-from bench.plan.config import Plan
+from bench.plan.schema import Plan
 from bench.records import hardware
 from bench.records.store import Store
 from methods.common.errors import ConfigError
@@ -201,7 +201,7 @@ def test_ten_thousand_cells_are_one_small_file_for_each_that_is_done_and_none_fo
         monkeypatch.setattr(owner, name, wrapper)
 
     counted(Path, "read_bytes")
-    counted(plan, "Work")
+    counted(plan, "MissingBlock")
     counted(forecast, "footprint")
     counted(forecast, "pace")
     counted(Store, "sessions")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import methods
 from methods.base import Drafter, Request, Sampling
 from methods.common.errors import ConfigError
 from methods.decode.cache import KVCache
@@ -20,8 +19,7 @@ from methods.decode.tree import from_list
 from methods.loading.model import load_model
 from methods.loading.sources import Source
 from tests.support.families import MODELS, read, stirred
-from tests.support.heads import write_ranking
-from tests.support.matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, WEIGHTS
+from tests.support.matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, maker
 from tests.support.models import random_prompts, run, tiny_llama
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -157,16 +155,8 @@ def plain() -> Target:
 
 
 @pytest.fixture(scope="module")
-def made(plain: Target, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, Target], Drafter]:
-    written: dict[str, dict[str, str]] = {}
-
-    def make(name: str, setting: str, target: Target) -> Drafter:
-        if name in WEIGHTS and name not in written:
-            folder = write_ranking(WEIGHTS[name](tmp_path_factory.mktemp(name), plain), MATRIX_VOCAB)
-            written[name] = {"weights": str(folder)}
-        return methods.load(name, SETTINGS[name][setting] | written.get(name, {}), target)
-
-    return make
+def made(plain: Target, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Drafter]:
+    return maker(plain, tmp_path_factory)
 
 
 @pytest.mark.usefixtures("unchecked_shapes", "anywhere")

@@ -19,7 +19,7 @@ import pytest
 import methods
 from bench.measure import prompts
 from bench.plan import questions
-from bench.plan.config import Hub, Task
+from bench.plan.schema import Hub, Task
 from methods.common.errors import ConfigError
 from methods.common.redact import redact
 from methods.decode.target import Target

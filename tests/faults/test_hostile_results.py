@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.plan.cells import Question
-from bench.plan.config import Style, Table, Task
+from bench.plan.schema import Style, Table, Task
 from bench.records.store import DamagedRecordError, Store, own_folder
 from bench.report import layout, page, tables
 from methods.common.errors import ConfigError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import runpy
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,8 @@ import methods
 from methods.base import Drafter, Request, Step
 from methods.common.errors import ConfigError
 from methods.decode.target import Target
-from tests.support.commands import ROOT, environment
+from methods.loading import convert
+from tests.support.commands import environment
 from tests.support.heads import word_tokenizer, write_draft_model, write_eagle, write_hydra, write_medusa
 from tests.support.models import random_prompts, run, tiny_llama
 
@@ -41,7 +41,6 @@ FORMATS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "a draft model": ("sps", {}, lambda folder, target: write_draft_model(folder, target, word_tokenizer(VOCAB))),
 }
 BUNDLE = ["Medusa, five heads and a config that says two", "Hydra with a prefix layer", "EAGLE as for Vicuna"]
-SCRIPT = ROOT / "scripts" / "convert_weights.py"
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +105,11 @@ def test_heads_are_counted_in_the_file_and_not_in_its_config(
 
 @pytest.fixture(scope="module")
 def converted(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Three heads in one folder, and what the script makes of it: one start of Python pays for all."""
+    """Three heads in one folder, and what the converter makes of it: one start of Python pays for all."""
     source, out = tmp_path_factory.mktemp("pickled"), tmp_path_factory.mktemp("converted") / "new"
     for name in BUNDLE:
         shutil.copytree(folders[name], source, dirs_exist_ok=True)
-    command = [sys.executable, str(SCRIPT), str(source), "--out", str(out)]
+    command = [sys.executable, "-m", "methods.loading.convert", str(source), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(out / "manifest.json")]
@@ -149,10 +148,8 @@ def test_a_pickle_with_more_than_tensors_is_not_converted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save({"weight": torch.zeros(2), "step": 3}, tmp_path / "pytorch_model.bin")
-    monkeypatch.setattr(sys, "argv", [SCRIPT.name, str(tmp_path)])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert stopped.value.code == 2
+    monkeypatch.setattr(sys, "argv", ["convert", str(tmp_path)])
+    assert convert.main() == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     assert len(printed.err.splitlines()) == 1
@@ -163,7 +160,7 @@ def test_a_pickle_with_more_than_tensors_is_not_converted(
 @pytest.mark.parametrize(
     ("name", "safe"),
     [
-        ("EAGLE as for Vicuna", "pytorch_model.safetensors"),  # what the script writes
+        ("EAGLE as for Vicuna", "pytorch_model.safetensors"),  # what the converter writes
         ("EAGLE as for Vicuna", "model.safetensors"),  # as published beside the .bin of the head for LLaMA3 70B
         ("Medusa, five heads and a config that says two", "medusa_lm_head.safetensors"),
         ("Hydra with a prefix layer", "hydra_lm_head.safetensors"),

@@ -133,11 +133,11 @@ def test_offline_serves_what_was_fetched_and_names_what_was_not(
     ours = commit(server)
     hub.sizes("org/tiny", ours)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=r"^org/tiny \(model\.safetensors\): .*HF_HUB_OFFLINE.*scripts/prefetch\.py"):
+    with pytest.raises(ConfigError, match=r"^org/tiny \(model\.safetensors\): .*HF_HUB_OFFLINE.*draftbench prefetch"):
         hub.download("org/tiny", ours)
-    with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set; .*scripts/prefetch\.py"):
+    with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set; .*draftbench prefetch"):
         hub.download("org/other", ours)
-    with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set; .*scripts/prefetch\.py"):
+    with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set; .*draftbench prefetch"):
         hub.resolve("org/tiny", "main")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub.download("org/tiny", ours)
@@ -210,7 +210,7 @@ def test_what_is_not_there_is_said(server: HubServer) -> None:
     assert said.startswith("org/tinny (revision main): the hub shows no such model; check https://huggingface.co/org")
     assert "there is no such revision" in refusal(server, revision="v2")
     for revision in (None, "main", "abc123"):
-        with pytest.raises(ConfigError, match=r"has no commit \(revision .*scripts/prefetch\.py.*40 hex digits"):
+        with pytest.raises(ConfigError, match=r"has no commit \(revision .*draftbench prefetch.*40 hex digits"):
             hub.download("org/tiny", revision)
 
 

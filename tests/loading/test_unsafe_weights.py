@@ -74,7 +74,7 @@ def test_a_file_that_holds_more_than_named_tensors_is_refused(
 ) -> None:
     torch.save(thing, tmp_path / file)
     said = refusal(method, tmp_path, target)
-    assert f"{file} holds more than named tensors; convert it with scripts/convert_weights.py where it was made" in said
+    assert f"{file} holds more than named tensors; where it was made, save its state_dict() alone" in said
 
 
 def test_a_pickled_draft_model_is_read_and_what_else_is_in_it_runs_nothing(target: Target, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bench.measure.clock import Stopwatch, now_ns
 from bench.measure.gpu_state import Reading, joules, named, verdict
 from bench.measure.session import Session
 from bench.plan.cells import Cell, Question
-from bench.plan.config import Style
+from bench.plan.schema import Style
 from bench.records.store import Store
 from bench.report import layout, tables
 from tests.support.commands import cell

@@ -12,7 +12,8 @@ import pytest
 
 import bench.plan.cells
 from bench.plan.cells import VANILLA, Question, cell_of, missing
-from bench.plan.config import Decode, Hub, Measure, Model, Setup, method_id
+from bench.plan.identity import method_id
+from bench.plan.schema import Decode, Hub, Measure, Model, Setup
 from bench.records import out_of_memory
 from bench.records.store import Store
 from tests.support.commands import ROOT, block, cell, environment, turn

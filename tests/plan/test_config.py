@@ -16,7 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 import bench.cli.outside_methods
 import methods
-from bench.plan.config import Decode, Measure, Model, Profile, Table, digest, freeze, method_id, setup_of
+from bench.plan.config import freeze, setup_of
+from bench.plan.identity import digest, method_id
+from bench.plan.schema import Decode, Measure, Model, Profile, Table
 from methods.common.errors import ConfigError
 from methods.common.paths import CONF
 from tests.support.commands import ROOT, Command, environment, in_subprocess

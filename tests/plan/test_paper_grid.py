@@ -12,7 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 import methods
 from bench.plan import grid
 from bench.plan.cells import Cell, Question, cell_of
-from bench.plan.config import Setup, Table, method_id
+from bench.plan.identity import method_id
+from bench.plan.schema import Setup, Table
 from bench.report import published
 from methods.common.paths import CONF
 

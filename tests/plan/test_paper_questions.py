@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.plan import paper_questions, questions
-from bench.plan.config import Task
 from bench.plan.paper_questions import FILES, File, checked, where
+from bench.plan.schema import Task
 from methods.common.errors import ConfigError
 from methods.common.paths import CONF
 from tests.support.commands import Command
@@ -54,19 +54,21 @@ def test_there_is_a_file_for_each_of_our_tasks_and_its_place_names_its_hash() ->
 
 
 def test_what_is_not_here_says_how_to_fetch_it(command: Command) -> None:
-    with pytest.raises(ConfigError, match=r"run: python scripts/prefetch\.py questions"):
+    with pytest.raises(ConfigError, match=r"run: draftbench prefetch questions"):
         checked("gsm8k")
     result = command("measure=paper", "task=gsm8k", DRY)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "the paper's questions for task=gsm8k are not here yet" in result.err
-    assert result.err.endswith("run: python scripts/prefetch.py questions\n")
+    assert result.err.endswith("run: draftbench prefetch questions\n")
 
 
 def test_other_bytes_are_refused_even_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     as_published(monkeypatch, "nq", 3)
     path = checked("nq")
     path.write_bytes(path.read_bytes() + b"\n")
-    with pytest.raises(ConfigError, match=r"has sha256 [0-9a-f]{64}, the paper's file .* delete it and run: python"):
+    with pytest.raises(
+        ConfigError, match=r"has sha256 [0-9a-f]{64}, the paper's file .* delete it and run: draftbench"
+    ):
         checked("nq")
 
 

@@ -1,33 +1,31 @@
-"""scripts/prefetch.py against a hub on this machine: what it shows, pins and refuses, and a run without a network."""
+"""bench.prefetch against a hub on this machine: what it shows, pins and refuses, and a run without a network."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
+from bench import prefetch
 from bench.plan import paper_questions
 from bench.plan.cells import Question, cell_of
-from bench.plan.config import Decode, Hub, Measure, Model, Setup, Task
 from bench.plan.hub_lock import FILE, Pins, refuse_unpinned
+from bench.plan.schema import Decode, Hub, Measure, Model, Setup, Task
 from bench.records.store import DamagedRecordError, Store
 from methods.common.errors import ConfigError
 from methods.loading.model import Source, load_model
-from tests.support.commands import ENTRY_POINTS, ROOT, Command, environment
+from tests.support.commands import ENTRY_POINTS, Command, environment
 from tests.support.heads import write_eagle
 from tests.support.hub_server import HubServer, Repository, serving
 
-SCRIPT = ROOT / "scripts" / "prefetch.py"
 ROWS = [{"prompt": ["Hello hello?", "Again?"], "category": "toy"}, {"prompt": ["Two, two?"], "category": "toy"}]
 
 
@@ -55,20 +53,8 @@ def server(published: dict[str, dict[str, bytes]]) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prefetch", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["prefetch"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
 def command(
     server: HubServer,
-    script: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -88,7 +74,7 @@ def command(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setenv("DRAFTBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(ENTRY_POINTS, "prefetch", script.main)
+    monkeypatch.setitem(ENTRY_POINTS, "bench.prefetch", prefetch.main)
     return Command(monkeypatch, capfd)
 
 
@@ -115,9 +101,8 @@ def test_what_was_fetched_once_is_measured_without_a_network(
     commits = {name: repository.commit for name, repository in server.repositories.items()}
     # As a user types it: in a process of its own, told by its environment where the hub is.
     env = {**environment(), "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *asked], capture_output=True, text=True, cwd=tmp_path, env=env, check=False
-    )
+    typed = [sys.executable, "-m", "bench.prefetch", *asked]
+    done = subprocess.run(typed, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
     assert done.returncode == 0, done.stderr
     sizes = [line for line in done.stdout.splitlines() if "org/" in line]
     assert [line.split()[:2] for line in sizes] == [
@@ -139,7 +124,7 @@ def test_what_was_fetched_once_is_measured_without_a_network(
 
     for repository in server.repositories.values():
         repository.files["added.json"] = b"{}"  # the branches move, the pins don't
-    again = command(*asked, module="prefetch")
+    again = command(*asked, module="bench.prefetch")
     assert (again.code, again.last_line["bytes_to_fetch"]) == (0, 0)
     assert json.loads((results / FILE).read_text()) == lock
 
@@ -164,7 +149,7 @@ def test_a_run_without_pins_is_refused_and_a_plan_is_not(command: Command, serve
     assert refused.code == 2
     assert refused.err.splitlines()[-1].startswith("error: model=tiny: org/tiny has no commit (revision None), neither")
     assert str(results / FILE) in refused.err
-    assert "python scripts/prefetch.py" in refused.err
+    assert "draftbench prefetch" in refused.err
     assert not results.exists()
     assert command(*settings(results), "plan.dry_run=true").code == 0
     refused = command(*settings(results), *of_the_hub())
@@ -179,7 +164,7 @@ def test_a_run_without_pins_is_refused_and_a_plan_is_not(command: Command, serve
 def test_sizes_are_shown_first_and_a_plan_fetches_and_pins_nothing(
     command: Command, server: HubServer, tmp_path: Path
 ) -> None:
-    shown = command(*settings(tmp_path / "results"), "plan.dry_run=true", module="prefetch")
+    shown = command(*settings(tmp_path / "results"), "plan.dry_run=true", module="bench.prefetch")
     assert shown.code == 0
     files = server.repositories["models/org/tiny"].files
     unneeded = ("pytorch_model.bin", "README.md", ".gitattributes")
@@ -194,7 +179,7 @@ def test_every_gated_model_is_named_in_one_line(command: Command, server: HubSer
     for repository in server.repositories.values():
         repository.gated = True
     for _ in range(2):  # the second time knows the listings from its cache
-        refused = command(*settings(tmp_path / "results"), module="prefetch")
+        refused = command(*settings(tmp_path / "results"), module="bench.prefetch")
         assert refused.code == 2
         (line,) = [line for line in refused.err.splitlines() if line.startswith("error: ")]
         for name in ("org/tiny", "org/head"):
@@ -207,7 +192,7 @@ def test_what_does_not_fit_on_the_disk_is_refused_before_it_is_fetched(
     command: Command, server: HubServer, tmp_path: Path
 ) -> None:
     server.claimed["model.safetensors"] = 10**18
-    refused = command(*settings(tmp_path / "results"), module="prefetch")
+    refused = command(*settings(tmp_path / "results"), module="bench.prefetch")
     assert refused.code == 2
     assert "do not fit into" in refused.err
     assert "set HF_HOME to a larger disk" in refused.err
@@ -234,40 +219,38 @@ def lying(tmp_path: Path) -> list[bytes]:
     return sorted((path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()), key=len)
 
 
-def test_the_question_files_are_fetched_once(questions: HubServer, script: ModuleType, tmp_path: Path) -> None:
-    script.fetch_questions(questions.url)
+def test_the_question_files_are_fetched_once(questions: HubServer, tmp_path: Path) -> None:
+    prefetch.fetch_questions(questions.url)
     assert {task: paper_questions.checked(task).read_bytes() for task in QUESTIONS} == QUESTIONS
     before = len(questions.log)
-    script.fetch_questions(questions.url)
+    prefetch.fetch_questions(questions.url)
     assert len(questions.log) == before
     paper_questions.where("nq").write_bytes(b"edited")
-    script.fetch_questions(questions.url + "/")
+    prefetch.fetch_questions(questions.url + "/")
     assert lying(tmp_path) == sorted(QUESTIONS.values(), key=len)
 
 
-def test_a_question_file_that_is_another_is_refused(questions: HubServer, script: ModuleType, tmp_path: Path) -> None:
+def test_a_question_file_that_is_another_is_refused(questions: HubServer, tmp_path: Path) -> None:
     questions.altered.add("data/nq.jsonl")
     with pytest.raises(ConfigError) as refused:
-        script.fetch_questions(questions.url)
+        prefetch.fetch_questions(questions.url)
     assert str(refused.value).startswith("data/nq.jsonl from http")
     assert f"expected {hashlib.sha256(QUESTIONS['nq']).hexdigest()}" in str(refused.value)
     assert lying(tmp_path) == [QUESTIONS["mt_bench"]]
 
 
-def test_a_question_file_that_does_not_arrive_is_named(
-    questions: HubServer, script: ModuleType, tmp_path: Path
-) -> None:
+def test_a_question_file_that_does_not_arrive_is_named(questions: HubServer, tmp_path: Path) -> None:
     questions.cuts["data/mt_bench.jsonl"] = 1
     for said, failing in (("the transfer broke off (IncompleteRead)", 0), ("the server answered 503", 503)):
         questions.failing = {"nq": failing} if failing else {}
         with pytest.raises(ConfigError) as refused:
-            script.fetch_questions(questions.url)
+            prefetch.fetch_questions(questions.url)
         assert said in str(refused.value)
         assert f"put the file at {tmp_path / 'cache'}" in str(refused.value)
         assert "\n" not in str(refused.value)
     assert lying(tmp_path) == [QUESTIONS["mt_bench"]]
     with pytest.raises(ConfigError, match=r"^file:///etc/data/nq\.jsonl is no web address"):
-        script.fetch_questions("file:///etc")
+        prefetch.fetch_questions("file:///etc")
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench.plan import questions as tasks
 from bench.plan.cells import Question
-from bench.plan.config import Hub, Task
+from bench.plan.schema import Hub, Task
 from methods.common.errors import ConfigError
 
 ROWS = [

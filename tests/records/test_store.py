@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from bench.plan.cells import missing
 from bench.records import store as records
-from bench.records.store import SCHEMA, DamagedRecordError, Store, own_folder, repeats, write_atomically
+from bench.records.store import SCHEMA, DamagedRecordError, Store, own_folder, repeats
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from tests.support.commands import block, cell, environment, turn
 
@@ -229,7 +230,7 @@ def test_a_new_folder_is_synced_into_its_parent_and_an_old_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(records, "_sync_folder", synced.append)
+    monkeypatch.setattr(records, "sync", synced.append)
     cell = tmp_path / "runs" / "cell"
     for expected in ([cell, cell.parent, tmp_path], []):
         with Store(cell).writing():

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from bench.plan.cells import VANILLA, Cell, Question
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.records.store import Store
 from bench.report import figures
 from bench.report.figures.calibration import _panel, expected_calibration_error, falls

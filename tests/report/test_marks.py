@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.plan.cells import Cell
-from bench.plan.config import Style
+from bench.plan.schema import Style
 from bench.records import provenance
 from bench.records.store import Store
 from bench.report import layout, page, tables

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from bench.plan.cells import VANILLA, Cell, Question
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.records.store import Store
 from bench.report import layout, tables
 from tests.support.commands import block, cell, turn

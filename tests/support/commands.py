@@ -17,7 +17,7 @@ import bench.report.__main__
 import bench.run
 import methods.train.__main__
 from bench.plan.cells import Cell, Question
-from bench.plan.config import Decode, Hub, Measure, Model, Task
+from bench.plan.schema import Decode, Hub, Measure, Model, Task
 from bench.records.store import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def write_ranking(folder: Path, vocab: int) -> Path:
     return folder
 
 
-def _write(folder: Path, file: str, tensors: dict[str, torch.Tensor], config: dict[str, object]) -> Path:
+def _write(folder: Path, file: str, tensors: dict[str, torch.Tensor], config: Mapping[str, object]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(tensors, folder / file)
     (folder / "config.json").write_text(json.dumps(config))

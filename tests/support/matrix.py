@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import methods
+from methods.base import Drafter
 from methods.decode.target import Target
-from tests.support.heads import write_draft_model, write_eagle, write_hydra, write_medusa
+from tests.support.heads import write_draft_model, write_eagle, write_hydra, write_medusa, write_ranking
 
 MATRIX_VOCAB = 24
 EOS = 7
@@ -69,3 +73,16 @@ WEIGHTS: dict[str, Callable[[Path, Target], Path]] = {
     "eagle": write_eagle,
     "eagle2": write_eagle,
 }
+
+
+def maker(small: Target, folders: pytest.TempPathFactory) -> Callable[..., Drafter]:
+    """Makes a method in one of its settings, with random weights that are written once."""
+    written: dict[str, dict[str, str]] = {}
+
+    def make(name: str, setting: str, target: Target = small) -> Drafter:
+        if name in WEIGHTS and name not in written:
+            folder = write_ranking(WEIGHTS[name](folders.mktemp(name), small), MATRIX_VOCAB)
+            written[name] = {"weights": str(folder)}
+        return methods.load(name, SETTINGS[name][setting] | written.get(name, {}), target)
+
+    return make

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.measure.session import Session
 from bench.plan.cells import Question
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.records.store import Store
 from bench.report import layout, tables
 from methods.loading.model import Source, load_model

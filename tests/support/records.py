@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.plan.cells import VANILLA, Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.records.store import Store
 from tests.support.commands import block, cell, turn
 

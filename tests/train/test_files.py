@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from methods.common.atomic_write import write_atomically
 from methods.train.export import export
-from methods.train.files import write_whole
 from tests.support.faults import Server
 from tests.support.training import arguments
 
@@ -42,7 +42,7 @@ def test_a_write_that_fails_names_its_file_and_leaves_the_old_one(
     path = tmp_path / "head.bin"
     path.write_text("old")
     with pytest.raises(OSError, match=r".") as failed:
-        write_whole(path, WRITERS[writer])
+        write_atomically(path, WRITERS[writer])
     assert failed.value.filename == str(path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

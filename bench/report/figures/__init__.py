@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.plan.cells import Cell
-from bench.plan.config import Style, Table
-from bench.records.store import own_folder, write_atomically
+from bench.plan.schema import Style, Table
+from bench.records.store import own_folder
 from bench.report.figures import bars, calibration, costs, positions, sweep
 from bench.report.figures.canvas import Drawing, render
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 
 DRAWINGS: dict[str, Callable[[Sequence[Cell], Path, Table, Style], Drawing]] = {

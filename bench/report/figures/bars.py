@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.legend_handler import HandlerTuple
 
 from bench.plan.cells import VANILLA, Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.report import published, tables
 from bench.report.figures.canvas import HATCHES, INKS, MARKERS, Drawing, page, shown, styled
 from bench.report.layout import MEANING, SHOWN, ordered

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.plan.cells import VANILLA, Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.report import published
 from bench.report.admissible import Measured, gather
 from bench.report.figures.canvas import Drawing, page, styled

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench.plan.config import registered
+from bench.plan.identity import registered
 from bench.report import published
 
 WIDTH = 7.0

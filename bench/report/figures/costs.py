@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from bench.plan.cells import VANILLA, Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.report.admissible import Evidence, Measured, gather
 from bench.report.figures.canvas import HATCHES, INKS, LINES, MARKERS, Drawing, page, panels, shown, styled
 from bench.report.layout import ordered

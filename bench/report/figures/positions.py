@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bench.plan.cells import VANILLA, Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.report import published
 from bench.report.admissible import Measured, gather
 from bench.report.figures.canvas import Drawing, page, panels, styled

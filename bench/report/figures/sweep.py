@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bench.plan.cells import Cell
-from bench.plan.config import Style, Table
+from bench.plan.schema import Style, Table
 from bench.report.admissible import gather
 from bench.report.figures.canvas import Drawing, page, styled
 from bench.report.stats import Estimate, estimate, mean, sums

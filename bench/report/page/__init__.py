@@ -15,9 +15,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
-from bench.records.store import DamagedRecordError, write_atomically
+from bench.records.store import DamagedRecordError
 from bench.report.page import cells as page_records
 from bench.report.page import sheets
+from methods.common.atomic_write import write_atomically
 
 _HTML = Path(__file__).resolve().parent / "html"
 _SCRIPTS = ("sort.js", "tree.js", "viewer.js")

@@ -1,6 +1,6 @@
 """Turn a pickled head (``.bin``, ``.pt``) into safetensors, with a manifest of what was read and written.
 
-    python scripts/convert_weights.py FOLDER_OR_FILE [--out FOLDER]
+    python -m methods.loading.convert FOLDER_OR_FILE [--out FOLDER]
 
 Only tensors are rebuilt from the pickle (``weights_only``); anything else in it is refused. ``config.json`` is copied.
 Tensors that share memory (Hydra's tied blocks) are stored once per name, as safetensors wants.
@@ -9,7 +9,6 @@ Tensors that share memory (Hydra's tied blocks) are stored once per name, as saf
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shutil
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from bench.records.store import write_atomically
 from methods.common.errors import ConfigError
+from methods.common.file_hash import sha256
 from methods.loading.tensor_files import read_tensors
 
 
@@ -40,9 +39,9 @@ def convert(source: Path, out: Path) -> Path:
         entries.append(
             {
                 "source": file.name,
-                "source_sha256": _sha256(file),
+                "source_sha256": sha256(file),
                 "file": target.name,
-                "sha256": _sha256(target),
+                "sha256": sha256(target),
                 "tensors": {
                     name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
                     for name, tensor in sorted(tensors.items())
@@ -53,13 +52,10 @@ def convert(source: Path, out: Path) -> Path:
     if config.exists() and config.parent.resolve() != out.resolve():
         shutil.copy(config, out / "config.json")
     manifest = out / "manifest.json"
-    write_atomically(manifest, json.dumps(entries, indent=1) + "\n")
+    partial = out / f".{manifest.name}"
+    partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    partial.replace(manifest)  # whole or not at all
     return manifest
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Download all that a run needs, and pin it: models, draft heads, data sets, and the paper's question files.
 
-    python scripts/prefetch.py table=table1 profile=paper [model=...] [plan.dry_run=true]   as bench.run takes them
-    python scripts/prefetch.py questions [URL]                                              the six files alone
+    python -m bench.prefetch table=table1 profile=paper [model=...] [plan.dry_run=true]   as bench.run takes them
+    python -m bench.prefetch questions [URL]                                              the six files alone
 
 Sizes are printed first. Files go to the hub's cache (``HF_HOME``), where whole files are kept when a transfer stops;
 the commits go to ``<results>/hub.lock.json``, which every run reads, and which keeps what it has: delete an entry to
@@ -16,18 +16,15 @@ import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from http.client import HTTPException
-from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 from omegaconf import DictConfig
 
+from bench.cli.launch import launch
 from bench.plan import grid, paper_questions, questions
-from bench.plan.config import Hub, Setup
 from bench.plan.hub_lock import Pins, files_key, hub_weights
-from bench.records.store import write_atomically
-from bench.run import launch, results_folder
+from bench.plan.schema import Hub, Setup
+from bench.report.output import results_folder
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from methods.loading import hub
 
@@ -57,7 +54,7 @@ def prefetch(config: DictConfig) -> int:
     needs = _needs(setups, pins)
     paper = any(setup.task.source == "paper" for setup in setups)
     missing = _show(needs)
-    summary = {
+    summary: dict[str, int | str] = {
         "repositories": len(needs),
         "bytes_to_fetch": missing,
         "questions": len(paper_questions.FILES) if paper else 0,
@@ -154,7 +151,7 @@ def fetch_questions(source: str = _QUESTIONS) -> None:
     for task, file in paper_questions.FILES.items():
         target = paper_questions.where(task)
         if not (target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == file.sha256):
-            data = _read(f"{source.rstrip('/')}/{file.path}", target)
+            data = hub.read_whole(f"{source.rstrip('/')}/{file.path}", f"put the file at {target}")
             found = hashlib.sha256(data).hexdigest()
             if found != file.sha256:
                 raise ConfigError(
@@ -166,31 +163,14 @@ def fetch_questions(source: str = _QUESTIONS) -> None:
         print(f"questions {task:10} {target}")
 
 
-def _read(url: str, target: Path) -> bytes:
-    """A small file. urllib counts its bytes: a connection that is cut raises, and nothing is written yet."""
-    if not url.startswith(("https://", "http://")):
-        raise ConfigError(f"{url} is no web address; give one that starts with https://")
-    try:
-        with urlopen(url, timeout=60) as answer:  # noqa: S310 the scheme is checked above
-            data: bytes = answer.read()
-            return data
-    except HTTPError as error:
-        why = f"the server answered {error.code}"
-    except URLError as error:
-        why = str(error.reason)
-    except (HTTPException, OSError) as error:
-        why = f"the transfer broke off ({type(error).__name__})"
-    raise ConfigError(f"{url}: {why}; run it again, or put the file at {target}")
-
-
 def main() -> None:
     """Entry point."""
     if sys.argv[1:2] != ["questions"]:
         launch(prefetch)
         return
-    if len(sys.argv) > 3:
-        sys.exit("error: usage: python scripts/prefetch.py questions [URL]")
     try:
+        if len(sys.argv) > 3:
+            raise ConfigError(f"{sys.argv[3]!r} is one word too many; type: draftbench prefetch questions [URL]")
         fetch_questions(*sys.argv[2:3])
     except (ConfigError, OSError) as error:  # a cache folder that cannot be written names itself
         print(f"error: {error}", file=sys.stderr)
