@@ -31,7 +31,7 @@ def drawn_layers(package: str) -> list[set[str]]:
 
 def modules_of(folder: Path) -> set[str]:
     """The packages and modules directly in a package, by name."""
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     return modules | {path.parent.name for path in folder.glob("*/__init__.py")}
 
 
