@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 Where = tuple[str, int]
@@ -255,28 +256,38 @@ def from_record(line: Record) -> Block:
 
 
 def _turn(line: Record) -> Turn:
-    found, get = {name: _list_of(int, line[name]) for name in ("output_ids", "emitted", "end_ns")}, line.get
-    if not found["emitted"] or not found["end_ns"]:
+    get = line.get
+    output_ids, emitted, end_ns = line["output_ids"], line["emitted"], line["end_ns"]
+    rows, drafted, accepted = get("rows", []), get("drafted", []), get("accepted", [])
+    phases, prompt_tokens, peak_bytes = get("phases_ns", {}), get("prompt_tokens", 0), get("peak_bytes", 0)
+    if not emitted or not end_ns:
         raise ValueError("a turn without a step")
+    lists = (output_ids, emitted, end_ns, rows, drafted, accepted)
+    # All at once: a report reads millions of these numbers.
+    numbers = chain(*lists, phases.values(), (prompt_tokens, peak_bytes))
+    if {*map(type, lists)} != {list} or {*map(type, numbers)} != {int}:
+        raise TypeError("a number that is no int")
     finish, keyed, gaps = get("finish"), get("keyed"), get("gaps")
-    phases = get("phases_ns", {})
-    _list_of(int, [*phases.values()])
     return Turn(
-        prompt_tokens=_of_type(int, get("prompt_tokens", 0)),
-        **found,
-        rows=_list_of(int, get("rows", [])),
-        drafted=_list_of(int, get("drafted", [])),
-        accepted=_list_of(int, get("accepted", [])),
+        prompt_tokens=prompt_tokens,
+        output_ids=output_ids,
+        emitted=emitted,
+        rows=rows,
+        drafted=drafted,
+        accepted=accepted,
+        end_ns=end_ns,
         phases_ns=phases,
         finish=None if finish is None else _of_type(str, finish),
-        peak_bytes=_of_type(int, get("peak_bytes", 0)),
-        gpus=Readings(*([_reading(one) for one in line["gpus"][end]] for end in ("before", "after")))
-        if "gpus" in line
-        else None,
+        peak_bytes=peak_bytes,
+        gpus=_readings(line["gpus"]) if "gpus" in line else None,
         nodes=Nodes(**{name: _numbers(value) for name, value in line["nodes"].items()}) if "nodes" in line else None,
         keyed=None if keyed is None else _of_type(bool, keyed),
         gaps=None if gaps is None else [(_of_type(int, place), _number(gap)) for place, gap in gaps],
     )
+
+
+def _readings(line: Record) -> Readings:
+    return Readings(*([_reading(one) for one in line[end]] for end in ("before", "after")))
 
 
 def _reading(line: Record) -> Reading:
