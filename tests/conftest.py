@@ -26,9 +26,21 @@ from tests.support.models import CHAT_TEMPLATE, tiny_llama  # noqa: E402
 torch.set_num_threads(1)
 
 
+_MODEL_FIXTURES = {"llama", "target", "tiny_model_folder", "server"}
+_MODEL_MODULES = {"methods.loading.model", *(f"tests.support.{name}" for name in ("families", "heads", "models", "page"))}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A cluster's tests wait more than they compute: begun first, they wait beside the others."""
+    """A cluster's tests wait more than they compute: begun first, they wait beside the others.
+
+    Tests that may build a model are marked: those that ask for such a fixture, and all of a file that imports a maker.
+    """
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        makers = {getattr(value, "__module__", None) for value in vars(item.module).values()}
+        if _MODEL_FIXTURES.intersection(item.fixturenames) or makers & _MODEL_MODULES:
+            item.add_marker("model")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,8 @@ import pytest
 
 from scripts.benchmarks import gpu_shapes
 
+pytestmark = pytest.mark.model
+
 
 @pytest.mark.parametrize("runtime", ["hf", "fused"])
 def test_the_toy_shape_is_measured_and_written(
