@@ -63,13 +63,14 @@ def test_a_session_on_a_gpu_records_phases_readings_and_energy(tiny_model_folder
         questions=tuple(Question(name, "toy", (f"{name}?",)) for name in ("who", "what")),
     )
     assert Session().run([made], tmp_path) == []
-    turns = [turn for block in Store(made.folder(tmp_path)).blocks() for run in block["runs"] for turn in run["turns"]]
+    turns = [turn for block in Store(made.folder(tmp_path)).blocks() for run in block.runs for turn in run.turns]
     for turn in turns:
-        cycled = {"draft", "verify", "accept", "commit"} if len(turn["emitted"]) > 1 else set()
-        assert set(turn["phases_ns"]) == {"prefill"} | cycled
+        cycled = {"draft", "verify", "accept", "commit"} if turn.cycles else set()
+        assert set(turn.phases_ns) == {"prefill"} | cycled
         # The device's clock and the host's: equal but for what the host does before its first and after its last call.
-        assert sum(turn["phases_ns"].values()) == pytest.approx(turn["end_ns"][-1], rel=0.1)
-        assert len(turn["gpus"]["before"]) == len(turn["gpus"]["after"]) == 1
+        assert sum(turn.phases_ns.values()) == pytest.approx(turn.end_ns[-1], rel=0.1)
+        assert turn.gpus
+        assert len(turn.gpus.before) == len(turn.gpus.after) == 1
 
 
 @pytest.mark.parametrize("name", ["vanilla", "pld"])

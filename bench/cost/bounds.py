@@ -18,6 +18,7 @@ from bench.cost.cpu_speed import Speeds
 from bench.cost.model_sizes import BYTES, Size
 from bench.plan.cells import VANILLA, Cell
 from bench.plan.identity import registered
+from bench.records.block import Block
 from methods.heads.cycle_cost import Work, work
 
 _CONTEXT = 512
@@ -79,7 +80,7 @@ def before(cell: Cell, speeds: Speeds) -> list[str]:
     return lines
 
 
-def after(cell: Cell, blocks: Iterable[dict[str, Any]], speeds: Speeds) -> list[str]:
+def after(cell: Cell, blocks: Iterable[Block], speeds: Speeds) -> list[str]:
     """Of vanilla and each method: the share of the bound that its cycles reached, predicted and measured speedup."""
     size, measured = model_sizes.of_target(cell.model), _cycles(blocks, cell.method_ids)
     if size is None or VANILLA not in measured:
@@ -112,19 +113,18 @@ class _Cycle:
     context: float
 
 
-def _cycles(blocks: Iterable[dict[str, Any]], idents: Mapping[str, str]) -> dict[str, _Cycle]:
+def _cycles(blocks: Iterable[Block], idents: Mapping[str, str]) -> dict[str, _Cycle]:
     """Of the methods with these ids, and of vanilla in their blocks: a folder keeps what other settings measured."""
     names = {ident: name for name, ident in idents.items()}
     sums: dict[str, list[float]] = {}
     for block in blocks:
-        here = [run for run in block["runs"] if run["method_id"] in names]
-        for run in [*(run for run in block["runs"] if run["method"] == VANILLA and (here or not names)), *here]:
-            total = sums.setdefault(names.get(run["method_id"], VANILLA), [0.0] * 5)
-            for turn in run["turns"]:
-                count = len(turn["end_ns"]) - 1
-                total[0] += count
-                total[1] += (turn["end_ns"][-1] - turn["end_ns"][0]) / 1e9
-                total[2] += sum(turn["emitted"][1:])
-                total[3] += sum(turn["rows"][1:])
-                total[4] += count * (turn["prompt_tokens"] + len(turn["output_ids"]) / 2)
+        here = [run for run in block.runs if run.method_id in names]
+        for run in [*(run for run in block.runs if run.method == VANILLA and (here or not names)), *here]:
+            total = sums.setdefault(names.get(run.method_id, VANILLA), [0.0] * 5)
+            for turn in run.turns:
+                total[0] += turn.cycles
+                total[1] += turn.decode_seconds
+                total[2] += turn.cycle_tokens
+                total[3] += sum(turn.rows[1:])
+                total[4] += turn.cycles * (turn.prompt_tokens + turn.tokens / 2)
     return {name: _Cycle(*(value / total[0] for value in total[1:])) for name, total in sums.items() if total[0]}

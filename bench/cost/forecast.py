@@ -112,13 +112,13 @@ def pace(store: Store, where: Device, basis: str) -> Pace | None:
     """What the records of a cell say of speed on this kind of device; None if they say nothing."""
     alike = {name for name, facts in store.sessions().items() if _alike(facts.get("hardware", {}), where)}
     sums: dict[str, list[float]] = {}
-    blocks = [block for block in store.blocks() if block.get("session") in alike] if alike else []
+    blocks = [block for block in store.blocks() if block.session in alike] if alike else []
     for block in blocks:
-        for run in block["runs"]:
-            total = sums.setdefault(run["method"], [0.0, 0.0, 0.0])
-            for turn in run["turns"]:
-                total[0] += turn["end_ns"][-1] / 1e9
-                total[1] += len(turn["output_ids"])
+        for run in block.runs:
+            total = sums.setdefault(run.method, [0.0, 0.0, 0.0])
+            for turn in run.turns:
+                total[0] += turn.seconds
+                total[1] += turn.tokens
                 total[2] += 1
     if not sums:
         return None

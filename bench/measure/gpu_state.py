@@ -9,9 +9,10 @@ number shows in its spread over questions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from bench.records.block import Reading
 
 ATTEMPTS = 3
 STEADY = 0.75
@@ -31,23 +32,6 @@ _REASONS = {
 }
 _THROTTLED = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"}
 """Not ``power_cap``: a board at its own limit is in its normal state under load, unless its clock falls meanwhile."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One GPU at one moment. None where the board or its driver does not tell.
-
-    ``reasons`` are why the clock is not higher; ``foreign`` counts the compute processes on the GPU but this one;
-    ``energy_mj`` is the board's counter of millijoules since the driver was loaded.
-    """
-
-    clock_mhz: int | None
-    max_clock_mhz: int | None
-    temperature_c: int | None
-    power_w: float | None
-    reasons: tuple[str, ...]
-    foreign: int | None
-    energy_mj: int | None
 
 
 Reader = Callable[[], list[Reading]]
@@ -95,7 +79,7 @@ def named(bits: int) -> tuple[str, ...]:
     return tuple(_REASONS.get(1 << place, hex(1 << place)) for place in range(bits.bit_length()) if bits >> place & 1)
 
 
-def verdict(readings: Iterable[Reading]) -> list[str]:
+def disturbances(readings: Iterable[Reading]) -> list[str]:
     """What disturbed one GPU over these readings, earliest first: why they may not be measured by. Empty: nothing."""
     found: set[str] = set()
     highest = 0
@@ -108,18 +92,6 @@ def verdict(readings: Iterable[Reading]) -> list[str]:
                 found.add(f"clock fell below {STEADY:.0%}")
             highest = max(highest, one.clock_mhz)
     return sorted(found)
-
-
-def joules(turn: dict[str, Any]) -> float | None:
-    """Energy of a recorded turn, all its GPUs, prefill included. None unless each had a counter at both ends."""
-    if "gpus" not in turn:
-        return None
-    total = 0
-    for before, after in zip(turn["gpus"]["before"], turn["gpus"]["after"], strict=True):
-        if before["energy_mj"] is None or after["energy_mj"] is None or after["energy_mj"] < before["energy_mj"]:
-            return None
-        total += after["energy_mj"] - before["energy_mj"]
-    return total / 1000
 
 
 @cache

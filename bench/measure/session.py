@@ -1,9 +1,8 @@
-"""Runs cells: load, warm up, block after block, audit, write. The only file of bench that drives a model.
+"""Runs cells: load, warm up, block after block, write, trace.
 
-A block is one question, all its turns, vanilla and every method back to back in an order rotated by question. It is
-written whole or not at all, so each ratio compares runs made minutes apart on the same machine. One during which a
-GPU was throttled or shared (``bench.measure.gpu_state``), or new shapes were recorded
-(``methods.decode.cuda_graphs``), is set aside whole and measured again after the others.
+A block (``bench.measure.block_runner``) is written whole or not at all. One during which a GPU was throttled or shared
+(``bench.measure.gpu_state``), or new shapes were recorded (``methods.decode.cuda_graphs``), is set aside whole and
+measured again after the others.
 """
 
 from __future__ import annotations
@@ -21,22 +20,23 @@ import torch
 from tqdm import tqdm
 
 import methods
-from bench.measure import audit, gpu_state, prompts, traces
+from bench.measure import gpu_state, prompts, traces
 from bench.measure import gpus as devices
+from bench.measure.block_runner import BlockRunner
 from bench.measure.clock import wall_time
-from bench.measure.gpu_state import Reader, Reading
-from bench.measure.nodes import NodeRecorder
+from bench.measure.gpu_state import Reader
+from bench.measure.memory_errors import out_of_memory as is_out_of_memory
 from bench.plan import hub_lock
-from bench.plan.cells import VANILLA, Cell, MissingBlock, Question, lacking, missing, untraced
+from bench.plan.cells import VANILLA, Cell, MissingBlock, lacking, missing, untraced
 from bench.plan.identity import method_id, registered
 from bench.plan.schema import Model
 from bench.records import hardware, out_of_memory, provenance
+from bench.records.block import Block
 from bench.records.lock import Busy, Lost
 from bench.records.store import SCHEMA, Store, repeats
 from methods.base import Drafter, Request
 from methods.common.errors import ConfigError
 from methods.common.redact import redact
-from methods.decode.cuda_graphs import Graphed
 from methods.decode.loop import decode
 from methods.loading.model import Loaded, Source, load_model, outline
 from methods.loading.model_header import Outline
@@ -135,7 +135,7 @@ class Session:
             self._load(cell.model)
             return {name: self._drafter(name, cell.methods.get(name, {})) for name in (VANILLA, *cell.methods)}
         except Exception as error:
-            if not _out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise ConfigError(
                 f"{cell.model.name} with {', '.join(cell.methods) or VANILLA} does not fit the memory here "
@@ -147,26 +147,24 @@ class Session:
         self._warm_up(cell, drafters)
         running, reasons = _Running(), set[str]()
         known = out_of_memory.recorded(store.blocks())
-        spoilt = Counter((block["question_id"], block["repeat"]) for block in store.disturbed())
+        spoilt = Counter(block.where for block in store.disturbed())
         for attempt in range(1, gpu_state.ATTEMPTS + 1):
             label = f"{cell.model.name} {cell.task.name} {cell.decode.name}" + f", attempt {attempt}" * (attempt > 1)
             again: list[MissingBlock] = []  # after the others: what heated the GPU has had time to pass
             with tqdm(work, desc=label, unit="block", dynamic_ncols=True) as bar:
                 for item in bar:
-                    block = _Block(cell, item, self._loaded, drafters, self._read).run()
-                    before = spoilt[item.question.id, item.repeat]  # in other runs too
-                    block = {"schema": SCHEMA, "session": self.name, "attempt": before + 1, **block}
-                    if block["disturbed"]:
+                    attempt = 1 + spoilt[item.question.id, item.repeat]  # in other runs too
+                    block = BlockRunner(cell, item, self._loaded, drafters, self._read).run(self.name, attempt)
+                    if block.disturbed:
                         store.append_disturbed(block)
-                        spoilt[item.question.id, item.repeat] += 1
+                        spoilt[block.where] += 1
                         again.append(item)
-                        reasons |= set(block["disturbed"])
-                        tqdm.write(f"question {item.question.id}: {', '.join(block['disturbed'])}", file=sys.stderr)
+                        reasons |= set(block.disturbed)
+                        tqdm.write(f"question {item.question.id}: {', '.join(block.disturbed)}", file=sys.stderr)
                         continue
-                    idents = {one["method_id"] for one in block.get("failed", ())}
-                    tried = known.get((item.question.id, item.repeat), set())
-                    if len(block["runs"]) == 1 and idents and idents <= tried:
-                        continue  # once more no memory, and vanilla alone measures nothing new
+                    failed = {one.method_id for one in block.failed}
+                    if len(block.runs) == 1 and failed and failed <= known.get(block.where, set()):
+                        continue  # out of memory again; a block with vanilla alone adds nothing
                     store.append_block(block)
                     bar.set_postfix_str(running.update(block))
             if not again:
@@ -239,7 +237,7 @@ class Session:
                 for _ in decode(self._loaded.target, drafter, request):
                     pass
             except Exception as error:
-                if name == VANILLA or not _out_of_memory(error):
+                if name == VANILLA or not is_out_of_memory(error):
                     raise
                 continue  # its blocks will say so
             self._warm.add(key)
@@ -264,141 +262,21 @@ def _check_weights(cells: Sequence[Cell]) -> None:
                 checked.add((source, ident))
 
 
-class _Block:
-    """One question through every method that lacks it, and vanilla."""
-
-    def __init__(
-        self, cell: Cell, work: MissingBlock, loaded: Loaded, drafters: dict[str, Drafter], read: Reader
-    ) -> None:
-        self._cell, self._work, self._loaded, self._read = cell, work, loaded, read
-        names = [VANILLA, *work.methods]
-        shift = work.index % len(names)
-        self._order = names[shift:] + names[:shift]
-        self._drafters = drafters
-        self._gpus = devices.gpus(loaded.target)
-        self._readings: list[list[Reading]] = []
-
-    def run(self) -> dict[str, Any]:
-        """The block's record: raw facts of every turn of every method."""
-        question: Question = self._work.question
-        answers: dict[str, list[str]] = {name: [] for name in self._order}
-        turns: dict[str, list[dict[str, Any]]] = {name: [] for name in self._order}
-        failed: dict[str, str] = {}
-        recorded = Graphed.recorded
-        for _ in question.turns:
-            for name in self._order:
-                if name not in failed and (error := self._decode(name, answers, turns[name])):
-                    failed[name] = error
-            for name in self._order:
-                if name in failed:
-                    continue
-                ids = turns[name][-1]["output_ids"]
-                answers[name] = [*answers[name], prompts.answer_text(self._loaded.tokenizer, ids)]
-        disturbed = {why for gpu in zip(*self._readings, strict=True) for why in gpu_state.verdict(gpu)}
-        if Graphed.recorded > recorded:
-            disturbed.add("shapes were recorded as CUDA graphs")
-        idents = self._cell.method_ids
-        short = [{"method": name, "method_id": idents[name], "error": error} for name, error in failed.items()]
-        return {
-            "question_id": question.id,
-            "category": question.category,
-            "repeat": self._work.repeat,
-            "order": self._order,
-            "disturbed": sorted(disturbed),
-            "runs": [
-                {"method": name, "method_id": idents.get(name, VANILLA), "turns": turns[name]}
-                for name in self._order
-                if name not in failed
-            ],
-            **({"failed": short} if short else {}),
-        }
-
-    def _decode(self, name: str, answers: dict[str, list[str]], turns: list[dict[str, Any]]) -> str | None:
-        """Append the next turn of a method; or say that there was no memory for it, and give back what it held."""
-        source = VANILLA if self._cell.measure.history == "vanilla" else name
-        try:
-            turns.append(self._turn(name, answers[source]))
-        except Exception as error:
-            if name == VANILLA or not _out_of_memory(error):
-                raise
-            said = str(error).strip().splitlines() or [""]
-            text = f"{type(error).__name__}: {said[0]}"
-        else:
-            return None
-        if self._loaded.target.device.type == "cuda":
-            torch.cuda.empty_cache()  # only here, where the error and its frames are gone
-        return text
-
-    def _turn(self, name: str, answers: list[str]) -> dict[str, Any]:
-        cell, loaded, question = self._cell, self._loaded, self._work.question
-        request = prompts.request(cell, question, loaded, answers, self._work.repeat)
-        drafter = self._drafters[name]
-        if cell.measure.nodes and name != VANILLA:
-            drafter = NodeRecorder(drafter)
-        watch = devices.stopwatch(self._gpus)
-        steps = []
-        devices.reset_peak(self._gpus)
-        before = self._read()
-        watch.start()
-        for step in decode(loaded.target, drafter, request, watch.phase):
-            watch.step()
-            steps.append(step)
-        after = self._read()
-        output_ids = [token for step in steps for token in step.tokens]
-        record: dict[str, Any] = {
-            "prompt_tokens": len(request.prompt_ids),
-            "output_ids": output_ids,
-            "emitted": [len(step.tokens) for step in steps],
-            "rows": [step.rows for step in steps],
-            "drafted": [step.drafted for step in steps],
-            "accepted": [step.accepted for step in steps],
-            "end_ns": watch.step_ends_ns,
-            "phases_ns": watch.phases_ns(),
-            "finish": steps[-1].finish,
-            "peak_bytes": devices.peak_bytes(self._gpus),
-        }
-        if before and after:
-            record["gpus"] = {"before": [asdict(one) for one in before], "after": [asdict(one) for one in after]}
-            self._readings += [before, after]
-        if isinstance(drafter, NodeRecorder):
-            record["nodes"] = drafter.facts
-        if cell.measure.audit:
-            record["keyed"] = request.sampling.greedy or not drafter.rejection
-            try:
-                record["gaps"] = audit.gaps(loaded.target, request, output_ids, keyed=record["keyed"])
-            except Exception as error:
-                if not _out_of_memory(error):
-                    raise
-                raise RuntimeError(  # ours, not the method's, whose timed run was fine
-                    f"no memory left to audit {name} on question {self._work.question.id}; set measure.audit=false, "
-                    "or take fewer methods"
-                ) from None
-        return record
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """The GPU's allocator and Python have a class for it; the CPU's allocator and cuBLAS only words."""
-    words = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
-    )
-
-
 class _Running:
     """What the progress bar says: tokens per second and tau of each method so far."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, list[int]] = {}
+        self._sums: dict[str, list[float]] = {}
 
-    def update(self, block: dict[str, Any]) -> str:
-        for run in block["runs"]:
-            sums = self._sums.setdefault(run["method"], [0, 0, 0, 0])
-            for turn in run["turns"]:
-                sums[0] += len(turn["output_ids"])
-                sums[1] += turn["end_ns"][-1]
-                sums[2] += sum(turn["emitted"][1:])
-                sums[3] += len(turn["emitted"]) - 1
+    def update(self, block: Block) -> str:
+        for run in block.runs:
+            sums = self._sums.setdefault(run.method, [0.0] * 4)
+            for turn in run.turns:
+                sums[0] += turn.tokens
+                sums[1] += turn.seconds
+                sums[2] += turn.cycle_tokens
+                sums[3] += turn.cycles
         return ", ".join(
-            f"{name} {tokens * 1e9 / max(ns, 1):.0f} tok/s tau {emitted / max(cycles, 1):.2f}"
-            for name, (tokens, ns, emitted, cycles) in self._sums.items()
+            f"{name} {tokens / max(seconds, 1e-9):.0f} tok/s tau {emitted / max(cycles, 1):.2f}"
+            for name, (tokens, seconds, emitted, cycles) in self._sums.items()
         )

@@ -6,19 +6,20 @@ draws are keyed by position, so a second one shows what the first one did; ``rec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bench.measure import prompts
+from bench.measure.recorders import TreeRecorder
 from bench.plan.cells import VANILLA, Cell, Question
-from methods.base import Context, Draft, Drafter, Outcome, Prefill, Request
+from bench.records.block import Block
+from methods.base import Drafter, Request
 from methods.decode.loop import decode
 from methods.loading.model import Loaded
 
 
 def record(
-    cell: Cell, question: Question, name: str, drafter: Drafter, loaded: Loaded, blocks: Iterable[dict[str, Any]]
+    cell: Cell, question: Question, name: str, drafter: Drafter, loaded: Loaded, blocks: Iterable[Block]
 ) -> dict[str, Any]:
     """Decode every turn of a measured question again, as it was, and write down its draft trees.
 
@@ -26,11 +27,11 @@ def record(
     (cumulative log-probabilities below the root, null where the drafter has none), and the accepted ``path``.
     """
     ident = cell.method_ids[name]
-    timed = next(runs for block in blocks if block["question_id"] == question.id and ident in (runs := _runs(block)))
+    timed = next(block for block in blocks if block.where == (question.id, 0) and ident in block.method_ids)
     history = VANILLA if cell.measure.history == "vanilla" else ident
     answers: list[str] = []
     turns = []
-    for number in range(len(timed[ident])):
+    for number, answer in enumerate(timed.turns_of(history)):
         request = prompts.request(cell, question, loaded, answers)
         steps = _steps(drafter, request, loaded)
         turns.append(
@@ -40,45 +41,12 @@ def record(
                 "labels": _labels(loaded.tokenizer, request.prompt_ids[-1], steps),
             }
         )
-        answers.append(prompts.answer_text(loaded.tokenizer, timed[history][number]["output_ids"]))
+        answers.append(prompts.answer_text(loaded.tokenizer, answer.output_ids))
     return {"question_id": question.id, "method": name, "method_id": ident, "turns": turns}
 
 
-class _Watched:
-    """A drafter that keeps a copy of each draft on the host."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-        self.max_rows, self.rejection = drafter.max_rows, drafter.rejection
-        self.drafts: list[dict[str, Any]] = []
-
-    def begin(self, request: Request, prefill: Prefill) -> None:
-        self._drafter.begin(request, prefill)
-
-    def propose(self, context: Context) -> Draft:
-        draft = self._drafter.propose(context)
-        scores = _cumulative(draft)
-        self.drafts.append(
-            {
-                "draft": draft.tokens[: draft.tree.size].tolist(),
-                "parents": draft.tree.parents.tolist(),
-                # JSON has no -inf, the logarithm of a probability that underflowed.
-                "scores": scores and [score if math.isfinite(score) else None for score in scores],
-            }
-        )
-        return draft
-
-    def observe(self, outcome: Outcome) -> None:
-        self._drafter.observe(outcome)
-
-
-def _runs(block: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The turns of each method of a block's first repeat."""
-    return {} if block["repeat"] else {run["method_id"]: run["turns"] for run in block["runs"]}
-
-
 def _steps(drafter: Drafter, request: Request, loaded: Loaded) -> list[dict[str, Any]]:
-    watched = _Watched(drafter)
+    watched = TreeRecorder(drafter)
     steps: list[dict[str, Any]] = []
     ids: list[int] = []
     shown = ""
@@ -103,13 +71,3 @@ def _labels(tokenizer: Any, before: int, steps: Iterable[dict[str, Any]]) -> dic
 
 def _text(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _cumulative(draft: Draft) -> list[float] | None:
-    """Each drafted node's log-probability given the root: the sum of the confidences on its path."""
-    if draft.log_confidence is None:
-        return None
-    scores = [0.0]
-    for parent, confidence in zip(draft.tree.parents[1:].tolist(), draft.log_confidence.tolist(), strict=True):
-        scores.append(scores[parent] + confidence)
-    return scores[1:]

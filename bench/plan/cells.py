@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.plan.identity import digest, method_id
 from bench.plan.schema import Decode, Measure, Model, Setup, Task
+from bench.records.block import Block
 from bench.records.store import SCHEMA, Store
 
 VANILLA = "vanilla"
@@ -119,12 +120,12 @@ def marked(cell: Cell, store: Store) -> bool:
     return done is not None and set(cell.method_ids.values()) <= set(done["method_ids"])
 
 
-def lacking(cell: Cell, blocks: Iterable[dict[str, Any]]) -> list[MissingBlock]:
+def lacking(cell: Cell, blocks: Iterable[Block]) -> list[MissingBlock]:
     """The blocks of a cell that are not among these, in order."""
     have: dict[tuple[str, int], set[str]] = {}
     for block in blocks:
-        seen = have.setdefault((block["question_id"], block["repeat"]), set())
-        seen.update(run["method_id"] for run in block["runs"] if run["method"] != VANILLA)
+        seen = have.setdefault(block.where, set())
+        seen.update(run.method_id for run in block.runs if run.method != VANILLA)
         seen.add(VANILLA)
     work = []
     for repeat in range(cell.measure.repeats):
@@ -140,7 +141,7 @@ def untraced(cell: Cell, store: Store) -> list[tuple[Question, str]]:
     """Of the first ``measure.trace`` questions, those that were measured and have no trace, with the method's name."""
     if not cell.measure.trace:
         return []
-    measured = {(block["question_id"], run["method_id"]) for block in store.blocks() for run in block["runs"]}
+    measured = {(block.question_id, ident) for block in store.blocks() for ident in block.method_ids}
     wanted = measured - {(trace["question_id"], trace["method_id"]) for trace in store.traces()}
     first = cell.questions[: cell.measure.trace]
     return [(one, name) for one in first for name, ident in cell.method_ids.items() if (one.id, ident) in wanted]

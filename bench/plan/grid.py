@@ -149,11 +149,17 @@ def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
     return Pins.read(Path(str(composed.results)).expanduser()).pin(setup)
 
 
+def profiles_here() -> list[str]:
+    """The profiles that ``profile=auto`` may stand for, the one that suits this machine first."""
+    on_cpu = ["embedded", "embedded_float32"] if hardware.has_fast_bfloat16() else ["embedded_float32", "embedded"]
+    return ["paper", *on_cpu] if hardware.has_gpu() else [*on_cpu, "paper"]
+
+
 def _profile(config: DictConfig, given: Sequence[str], auto: str | None) -> Profile:
     """The profile; ``auto`` is picked by what the machine has, and what the user set on top of it stays set."""
     if config.profile.name != "auto":
         return freeze(Profile, config.profile, "profile")
-    picked = auto or ("paper" if hardware.has_gpu() else "embedded")
+    picked = auto or profiles_here()[0]
     said = OmegaConf.from_dotlist([override for override in given if override.startswith("profile.")])
     return freeze(
         Profile,

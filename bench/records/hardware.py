@@ -43,20 +43,31 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself. Elsewhere torch widens every operand, at several times the cost."""
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu()[1])
+
+
 def _cpu_name() -> str:
     """The model name, with the vector extensions that decide how fast each dtype runs: two CPUs of one name differ."""
-    name, flags = platform.processor() or "unknown CPU", ""
+    name, flags = _cpu()
+    fast = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    return f"{name} ({', '.join(fast)})" if fast else name
+
+
+def _cpu() -> tuple[str, set[str]]:
+    """Model name and feature flags (``flags`` on x86, ``Features`` on ARM), as /proc/cpuinfo has them."""
+    name, flags = platform.processor() or "unknown CPU", set[str]()
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 name = value.strip()
-            elif key.strip() == "flags":
-                flags = value
+            elif key.strip() in ("flags", "Features"):
+                flags = set(value.split())
                 break
-    fast = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags.split()]
-    return f"{name} ({', '.join(fast)})" if fast else name
+    return name, flags
 
 
 def _gpus() -> list[dict[str, str]]:

@@ -7,18 +7,16 @@ blocks. The next run tries again what is still lacking.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-Where = tuple[str, int]
-"""A question's id and the repeat."""
+from bench.records.block import Block, Where
 
 
-def recorded(blocks: Sequence[dict[str, Any]]) -> dict[Where, set[str]]:
+def recorded(blocks: Sequence[Block]) -> dict[Where, set[str]]:
     """The ids of the methods that had no memory for a question and have not got through it since."""
     found: dict[Where, set[str]] = {}
     for block in blocks:
-        here = found.setdefault((block["question_id"], block["repeat"]), set())
-        here |= {one["method_id"] for one in block.get("failed", ())}
+        here = found.setdefault(block.where, set())
+        here |= {one.method_id for one in block.failed}
     for block in blocks:
-        found[block["question_id"], block["repeat"]] -= {run["method_id"] for run in block["runs"]}
+        found[block.where] -= block.method_ids
     return {where: idents for where, idents in found.items() if idents}

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.records.block import Block, from_record, to_record
 from bench.records.lock import Busy, Lock, Lost
 from methods.common.atomic_write import naming, sync, write_atomically
 from methods.common.errors import ConfigError
@@ -82,15 +83,19 @@ class Store:
     def write_session(self, name: str, facts: dict[str, Any]) -> None:
         write_atomically(self.folder / "sessions" / f"{name}.json", _pretty(facts))
 
-    def append_block(self, block: dict[str, Any]) -> None:
-        self._append("blocks.jsonl", block)
+    def append_block(self, block: Block) -> None:
+        self._append("blocks.jsonl", {"schema": SCHEMA, **to_record(block)})
 
-    def disturbed(self) -> list[dict[str, Any]]:
-        """The attempts that were set aside, in the order they were made."""
-        return _read_lines(self.folder / "disturbed.jsonl")
+    def disturbed(self) -> list[Block]:
+        """The attempts that were set aside, in the order they were made.
 
-    def append_disturbed(self, block: dict[str, Any]) -> None:
-        self._append("disturbed.jsonl", block)
+        Raises:
+            DamagedRecordError: as for ``blocks``.
+        """
+        return _read_blocks(self.folder / "disturbed.jsonl")
+
+    def append_disturbed(self, block: Block) -> None:
+        self._append("disturbed.jsonl", {"schema": SCHEMA, **to_record(block)})
 
     def append_trace(self, trace: dict[str, Any]) -> None:
         self._append("traces.jsonl", trace)
@@ -146,18 +151,13 @@ class Store:
     def sessions(self) -> dict[str, dict[str, Any]]:
         return {path.stem: _read_json(path) or {} for path in sorted((self.folder / "sessions").glob("*.json"))}
 
-    def blocks(self) -> list[dict[str, Any]]:
+    def blocks(self) -> list[Block]:
         """Every whole block, in the order written. A torn last line is not a block yet.
 
         Raises:
             DamagedRecordError: if a line before the last is not a block of this schema.
         """
-        path = self.folder / "blocks.jsonl"
-        blocks = _read_lines(path)
-        for number, block in enumerate(blocks, 1):
-            if not _is_block(block):
-                raise DamagedRecordError(f"{path}:{number} is no block; move the folder away and run again")
-        return blocks
+        return _read_blocks(self.folder / "blocks.jsonl")
 
     def traces(self) -> list[dict[str, Any]]:
         """Every whole trace, in the order written.
@@ -168,14 +168,14 @@ class Store:
         return _read_lines(self.folder / "traces.jsonl")
 
 
-def repeats(trace: dict[str, Any], blocks: Iterable[dict[str, Any]]) -> bool:
+def repeats(trace: dict[str, Any], blocks: Iterable[Block]) -> bool:
     """Whether the traced decode gave the very tokens that were timed: bfloat16 on another machine may not."""
     traced = [[token for step in turn["steps"] for token in step["tokens"]] for turn in trace["turns"]]
     return any(
-        run["method_id"] == trace["method_id"] and [turn["output_ids"] for turn in run["turns"]] == traced
+        run.method_id == trace["method_id"] and [turn.output_ids for turn in run.turns] == traced
         for block in blocks
-        if block["question_id"] == trace["question_id"] and block["repeat"] == 0
-        for run in block["runs"]
+        if block.where == (trace["question_id"], 0)
+        for run in block.runs
     )
 
 
@@ -210,22 +210,14 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _is_block(record: dict[str, Any]) -> bool:
-    """Whether a record has the form that every reader relies on. Results may come from a stranger."""
-    try:
-        turns = [turn for run in record["runs"] for turn in run["turns"]]
-        names = [run[name] for run in [*record["runs"], *record.get("failed", ())] for name in ("method", "method_id")]
-        numbers = [turn[name] for turn in turns for name in ("emitted", "output_ids", "end_ns")]
-        gaps = [gap for turn in turns for _place, gap in turn.get("gaps", ())]
-        return (
-            type(record["repeat"]) is int
-            and {type(name) for name in [record["question_id"], *names]} == {str}
-            and all(type(each) is list and {*map(type, each)} <= {int} for each in numbers)
-            and all(turn["emitted"] and turn["end_ns"] for turn in turns)
-            and {*map(type, gaps)} <= {int, float}
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return False
+def _read_blocks(path: Path) -> list[Block]:
+    found = []
+    for number, line in enumerate(_read_lines(path), 1):
+        try:
+            found.append(from_record(line))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise DamagedRecordError(f"{path}:{number} is no block; move the folder away and run again") from None
+    return found
 
 
 def _refuse_links(*paths: Path) -> None:

@@ -14,7 +14,6 @@ from bench.plan.cells import Cell, missing
 from bench.plan.config import freeze
 from bench.plan.paper_questions import NotFetchedError
 from bench.plan.schema import Style, Table
-from bench.records import hardware
 from bench.records.store import Store
 from bench.report import page
 from bench.report.output import finish, results_folder
@@ -48,7 +47,7 @@ def _recorded(config: DictConfig, results: Path) -> tuple[list[Cell], Table | No
         return grid.resolve(config)[:2]
     choices: list[tuple[str, list[Cell], Table | None]] = []
     absent: list[NotFetchedError] = []
-    for name in ("paper", "embedded") if hardware.has_gpu() else ("embedded", "paper"):
+    for name in grid.profiles_here():
         try:
             choices.append((name, *grid.resolve(config, name)[:2]))
         except NotFetchedError as error:

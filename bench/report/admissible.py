@@ -12,6 +12,7 @@ from typing import Any
 
 from bench.plan.cells import VANILLA, Cell, MissingBlock, lacking
 from bench.records import hardware, out_of_memory, provenance
+from bench.records.block import Block
 from bench.records.store import DamagedRecordError, Store
 from bench.report.lossless import Verdict, judge
 from methods.common.errors import ConfigError
@@ -22,14 +23,14 @@ class MixedHardwareError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Measured:
+class AdmissibleCell:
     """A whole cell: the blocks that hold what was asked for, and the methods that passed their audit, by label.
 
     ``out_of_memory`` are the questions a method had no memory for: its rows are marked, and leave them out.
     """
 
     cell: Cell
-    blocks: list[dict[str, Any]]
+    blocks: list[Block]
     verdicts: dict[str, Verdict]
     out_of_memory: dict[str, list[str]] = field(default_factory=dict)
 
@@ -43,7 +44,7 @@ class Evidence:
     """What was asked for and may be used, why the rest may not, and the machine behind it."""
 
     cells: list[Cell]
-    measured: list[Measured]
+    measured: list[AdmissibleCell]
     holes: list[str]
     machine: str
 
@@ -54,7 +55,7 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
     Raises:
         MixedHardwareError: if the records come from different kinds of machine.
     """
-    measured: list[Measured] = []
+    measured: list[AdmissibleCell] = []
     holes: list[str] = []
     machines: set[str] = set()
     codes: set[str] = set()
@@ -84,7 +85,7 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
         codes |= {provenance.code(facts["provenance"]) for facts in wrote if "provenance" in facts}
         verdicts, failures = _judged(cell, blocks)
         holes += failures
-        measured.append(Measured(cell, blocks, verdicts, short))
+        measured.append(AdmissibleCell(cell, blocks, verdicts, short))
     if len(machines) > 1:
         kinds = "; ".join(sorted(machines))
         raise MixedHardwareError(f"records of different machines cannot share a table ({kinds}); give results=FOLDER")
@@ -94,9 +95,7 @@ def gather(cells: Sequence[Cell], results: Path) -> Evidence:
     return Evidence(list(cells), measured, holes, machine)
 
 
-def _explained(
-    cell: Cell, work: Iterable[MissingBlock], blocks: Sequence[dict[str, Any]]
-) -> dict[str, list[str]] | None:
+def _explained(cell: Cell, work: Iterable[MissingBlock], blocks: Sequence[Block]) -> dict[str, list[str]] | None:
     """The questions each method had no memory for, if nothing else is lacking; None if something is."""
     short = out_of_memory.recorded(blocks)
     found: dict[str, list[str]] = {}
@@ -109,34 +108,34 @@ def _explained(
     return found
 
 
-def _asked_for(cell: Cell, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _asked_for(cell: Cell, blocks: list[Block]) -> list[Block]:
     """The blocks with one of the cell's methods: those made for others hold other vanilla runs, perhaps elsewhere."""
     wanted = set(cell.method_ids.values())
-    return [block for block in blocks if not wanted or wanted & {run["method_id"] for run in block["runs"]}]
+    return [block for block in blocks if not wanted or wanted & block.method_ids]
 
 
-def _twice(blocks: list[dict[str, Any]]) -> str | None:
+def _twice(blocks: list[Block]) -> str | None:
     """Which question was measured twice, if one was: it would weigh double. Vanilla goes along with every method."""
     seen: set[tuple[str, int, str]] = set()
     for block in blocks:
-        for ident in {run["method_id"] for run in block["runs"]} - {VANILLA} or {VANILLA}:
-            key = (block["question_id"], block["repeat"], ident)
+        for ident in block.method_ids - {VANILLA} or {VANILLA}:
+            key = (*block.where, ident)
             if key in seen:
-                return f"question {block['question_id']} was recorded twice"
+                return f"question {block.question_id} was recorded twice"
             seen.add(key)
     return None
 
 
-def _miscounted(blocks: list[dict[str, Any]]) -> str | None:
+def _miscounted(blocks: list[Block]) -> str | None:
     """Where the steps of a turn claim other tokens than its answer has, if anywhere: tau and tokens/s would follow."""
     for block in blocks:
-        for run in block["runs"]:
-            for turn in run["turns"]:
-                claimed, there = sum(turn["emitted"]), len(turn["output_ids"])
-                if claimed != there:
+        for run in block.runs:
+            for turn in run.turns:
+                claimed = sum(turn.emitted)
+                if claimed != turn.tokens:
                     return (
-                        f"question {block['question_id']}: the steps of {run['method']} count {claimed} tokens, its "
-                        f"answer has {there}"
+                        f"question {block.question_id}: the steps of {run.method} count {claimed} tokens, its answer "
+                        f"has {turn.tokens}"
                     )
     return None
 
@@ -149,20 +148,20 @@ def _short_of_memory(cell: Cell, name: str, questions: list[str]) -> str:
     )
 
 
-def _sessions(store: Store, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sessions(store: Store, blocks: list[Block]) -> list[dict[str, Any]]:
     """Who measured the blocks. A session that wrote none of them measured nothing here, wherever it ran.
 
     Raises:
         DamagedRecordError: if the file that says so is gone.
     """
     sessions = store.sessions()
-    for name in {str(block.get("session")) for block in blocks}:
+    for name in {str(block.session) for block in blocks}:
         if name not in sessions:
             raise DamagedRecordError(
                 f"{store.folder / 'sessions' / name}.json is missing, which says where blocks were measured; bring it "
                 f"back, or move the folder away and run again"
             )
-    found = [sessions[name] for name in sorted({block["session"] for block in blocks})]
+    found = [sessions[name] for name in sorted({str(block.session) for block in blocks})]
     for facts in found:
         try:
             hardware.kind(facts["hardware"])
@@ -174,11 +173,11 @@ def _sessions(store: Store, blocks: list[dict[str, Any]]) -> list[dict[str, Any]
     return found
 
 
-def _judged(cell: Cell, blocks: list[dict[str, Any]]) -> tuple[dict[str, Verdict], list[str]]:
+def _judged(cell: Cell, blocks: list[Block]) -> tuple[dict[str, Verdict], list[str]]:
     """The verdicts of the methods that passed, and a line for each that did not. A baseline that fails takes all."""
     passed: dict[str, Verdict] = {}
     failures = []
-    there = {run["method_id"] for block in blocks for run in block["runs"]}
+    there = {ident for block in blocks for ident in block.method_ids}
     for label, ident in {VANILLA: VANILLA, **cell.method_ids}.items():
         if ident not in there:
             continue

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import methods
 from bench.plan.cells import Cell
-from bench.report.admissible import Measured, gather
+from bench.report.admissible import AdmissibleCell, gather
 from bench.report.stats import Array, Comparison, Sums, compare, per_question, stacked
 from bench.report.tables import decoding
 from methods.common.errors import ConfigError
@@ -51,7 +51,7 @@ def tests(cells: Sequence[Cell], names: Sequence[str], results: Path) -> tuple[s
     return "".join(page), evidence.holes
 
 
-def _rows(measured: Sequence[Measured], first: str, second: str) -> list[dict[str, Any]]:
+def _rows(measured: Sequence[AdmissibleCell], first: str, second: str) -> list[dict[str, Any]]:
     """Each task by itself, then all tasks of a model and decoding together."""
     groups: dict[tuple[str, str], list[tuple[str, dict[str, Pair]]]] = {}
     for one in measured:
@@ -69,7 +69,7 @@ def _rows(measured: Sequence[Measured], first: str, second: str) -> list[dict[st
     return rows
 
 
-def _values(one: Measured, first: str, second: str) -> dict[str, Pair]:
+def _values(one: AdmissibleCell, first: str, second: str) -> dict[str, Pair]:
     """Both methods' values on the questions that both answered."""
     of_first, of_second = (per_question(one.blocks, one.method_ids[name]) for name in (first, second))
     both = sorted(set(of_first) & set(of_second))

@@ -1,11 +1,15 @@
 """A report on a page, as the paper lays its tables out: models and methods down, tasks and estimators across.
 
-Markdown, LaTeX (booktabs and graphicx), CSV and parquet. The first two show one pair of estimators, the others all.
+Markdown, LaTeX (booktabs and graphicx), CSV and parquet. The first two show one pair of estimators, the others all. A
+JSON file beside them holds title, caption and that pair, for the page that is made of what lies on the disk.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from bench.plan.cells import VANILLA
 from bench.plan.identity import registered
 from bench.plan.schema import Style, Table
 from bench.records.store import own_folder
-from bench.report.tables import MEAN, NEW, NO_WEIGHTS, Report
+from bench.report.tables import MEAN, NEW, NO_WEIGHTS, Doubt, Report
 from methods.common.atomic_write import write_atomically
 
 SHOWN = {"paper": ("speedup_paper", "tau_paper"), "ours": ("speedup_geomean", "tau_micro")}
@@ -54,11 +58,16 @@ def markdown(report: Report, title: str, style: Style) -> str:
     return "".join(parts)
 
 
+def explained(style: Style) -> list[tuple[str, str]]:
+    """The estimators that a page shows, and what each means."""
+    return [(name, MEANING[name]) for name in SHOWN[style.estimator]]
+
+
 def caption(report: Report, style: Style) -> str:
     """What every number is, where it was measured, with which settings."""
-    speedup, tau = SHOWN[style.estimator]
+    meanings = "; ".join(f"{name}: {meaning}" for name, meaning in explained(style))
     text = (
-        f"Each cell: estimate [95 % interval]. {speedup}: {MEANING[speedup]}; {tau}: {MEANING[tau]}. Intervals come "
+        f"Each cell: estimate [95 % interval]. {meanings}. Intervals come "
         "from a percentile bootstrap over questions (2,000 resamples); mean is the unweighted mean over tasks. "
         "A turn is identical if it has vanilla's tokens, a near-tie if it differs only where the target's own choice "
         "is within rounding."
@@ -98,14 +107,19 @@ def latex(report: Report, title: str, style: Style) -> str:
         return ""
     shown = SHOWN[style.estimator]
     keys = ["decode", "model", "dtype"]
-    blocks = {key: _grid(block, shown, signs=True) for key, block in report.rows.groupby(keys, sort=False)}
+    blocks = {key: _grid(block, shown, report.doubts) for key, block in report.rows.groupby(keys, sort=False)}
     whole = pd.concat(blocks, names=keys).droplevel("dtype").fillna("–")
     whole = whole.rename_axis(index=[None] * whole.index.nlevels, columns=[None, None])
     whole = whole.rename(columns={"speedup_paper": "speedup", "speedup_geomean": "speedup"}, level=1)
     whole = whole.rename(columns={"tau_paper": "τ", "tau_micro": "τ"}, level=1)
     styled = whole.style.format(escape="latex").format_index(escape="latex").format_index(escape="latex", axis=1)
     body = styled.to_latex(hrules=True, multirow_align="naive", multicol_align="c")
-    body = re.sub(r"\\\\\n(?=T=)", r"\\\\\n\\midrule\n", body)  # a rule before each further decoding
+    head, rule, rest = body.partition("\\midrule\n")
+    lines, decodes = rest.splitlines(keepends=True), [str(key[0]) for key in whole.index]
+    for place, (before, decode) in enumerate(pairwise(decodes), 1):
+        if decode != before:
+            lines[place] = rule + lines[place]
+    body = head + rule + "".join(lines)
     said = _plain(f"{title}. {caption(report, style)} {_SIGNS}")
     text = (
         "% needs \\usepackage{booktabs,graphicx}\n\\begin{table*}\n\\centering\n"
@@ -114,17 +128,15 @@ def latex(report: Report, title: str, style: Style) -> str:
     return text.replace("τ", r"$\tau$").replace(DIFFERS, r"$\neq$").replace("–", "--")
 
 
-def _signs(row: dict[str, Any]) -> str:
-    """What the second table of Markdown says in words, where a number is not well: a float has no place for them."""
-    if row["method"] == VANILLA or pd.isna(row.get("stability")):
+def _signs(row: dict[str, Any], doubt: Doubt | None) -> str:
+    """LaTeX footnote marks. The second table of Markdown says it in words, for which a float has no place."""
+    if row["method"] == VANILLA or doubt is None:
         return ""
-    stable = str(row["stability"]).startswith("stable")
-    unequal = row["lossless"] != f"identical {row['turns']:.0f}/{row['turns']:.0f}"
-    return ("" if stable else UNSTABLE) + (UNEQUAL if unequal else "")
+    return UNSTABLE * doubt.unstable + UNEQUAL * doubt.unequal
 
 
 def write(report: Report, table: Table, results: Path, style: Style) -> list[Path]:
-    """Write results/tables/<name>.{md,csv,tex,parquet} and return the paths."""
+    """Write results/tables/<name>.{md,csv,tex,parquet,json} and return the paths."""
     folder = own_folder(results / "tables")
     name = f"{table.name}-partial" if report.holes and not table.name.endswith("-partial") else table.name
     contents: dict[str, str | bytes] = {
@@ -132,6 +144,7 @@ def write(report: Report, table: Table, results: Path, style: Style) -> list[Pat
         "csv": report.rows.to_csv(index=False),
         "tex": latex(report, table.title, style),
         "parquet": report.rows.to_parquet(index=False),
+        "json": json.dumps(_words(report, table.title, style), indent=1) + "\n",
     }
     paths = []
     for suffix, content in contents.items():
@@ -140,33 +153,40 @@ def write(report: Report, table: Table, results: Path, style: Style) -> list[Pat
     return paths
 
 
+def _words(report: Report, title: str, style: Style) -> dict[str, Any]:
+    """What the page says of a table beside its numbers."""
+    paragraphs = [line for line in caption(report, style).splitlines() if line]
+    return {"title": title, "caption": paragraphs, "estimators": explained(style)}
+
+
 def ordered(labels: list[str]) -> list[str]:
     """Rows in the paper's order of methods; variants of a method in the order they were given."""
     known = methods.names()
     return sorted(dict.fromkeys(labels), key=lambda label: known.index(registered(label)))
 
 
-def _grid(block: pd.DataFrame, shown: tuple[str, str], *, signs: bool = False) -> pd.DataFrame:
-    """Methods down, tasks and their two estimators across."""
+def _grid(block: pd.DataFrame, shown: tuple[str, str], doubts: Sequence[Doubt | None] = ()) -> pd.DataFrame:
+    """Methods down, tasks and their two estimators across; with ``doubts``, one a row of the report, marks at them."""
     tasks = list(dict.fromkeys(block["task"]))
     cells = {(row["method"], row["task"]): row for row in block.to_dict("records")}
+    signs = {key: _signs(row, doubts[place]) for place, (key, row) in zip(block.index, cells.items(), strict=True)} \
+        if doubts else {}  # fmt: skip
     labels = ordered(list(block["method"]))
-    data = [[_cell(cells.get((label, task)), name, signs) for task in tasks for name in shown] for label in labels]
+    data = [
+        [_cell(cells.get((label, task)), name, signs.get((label, task), "")) for task in tasks for name in shown]
+        for label in labels
+    ]
     return pd.DataFrame(data, labels, pd.MultiIndex.from_product([tasks, shown]))
 
 
-def _cell(row: dict[str, Any] | None, name: str, signs: bool = False) -> str:
+def _cell(row: dict[str, Any] | None, name: str, signs: str = "") -> str:
     if row is None:
         return "–"
     if row["lossless"] == NO_WEIGHTS:
         return NO_WEIGHTS
     unit = "x" if name.startswith("speedup") else ""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
-    text = (
-        f"{row[name]:.2f}{unit}"
-        + _signs(row) * (signs and bool(unit))
-        + (f" [{low:.2f}, {high:.2f}]" if pd.notna(low) else "")
-    )
+    text = f"{row[name]:.2f}{unit}" + signs * bool(unit) + (f" [{low:.2f}, {high:.2f}]" if pd.notna(low) else "")
     if row.get("out_of_memory", 0) > 0:
         text += f" (without {row['out_of_memory']:.0f}: out of memory)"
     if row.get(f"{name}_source") == NEW:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from bench.plan.cells import VANILLA
+from bench.records.block import Block
 
 NEAR_TIE = {"float64": 1e-9, "float32": 2e-3, "bfloat16": 0.75, "float16": 0.10}
 """The largest gap, in logits, that two kernels' roundings explain, by dtype. Measured: see docs/metrics.md."""
@@ -31,12 +33,15 @@ class Verdict:
     by_law: int = 0
 
     @property
+    def turns(self) -> int:
+        return self.identical + self.near_tie + self.violations + self.unchecked + self.by_law
+
+    @property
     def ok(self) -> bool:
         return self.violations == 0
 
     def __str__(self) -> str:
-        turns = self.identical + self.near_tie + self.violations + self.unchecked + self.by_law
-        parts = [f"identical {self.identical}/{turns}"]
+        parts = [f"identical {self.identical}/{self.turns}"]
         parts += [f"near-tie {self.near_tie}"] * bool(self.near_tie)
         parts += [f"own draws {self.by_law}"] * bool(self.by_law)
         parts += [f"not audited {self.unchecked}"] * bool(self.unchecked)
@@ -44,25 +49,24 @@ class Verdict:
         return ", ".join(parts)
 
 
-def judge(blocks: Iterable[dict[str, Any]], method_id: str, dtype: str) -> Verdict:
+def judge(blocks: Iterable[Block], method_id: str, dtype: str) -> Verdict:
     """Judge every turn of a method against vanilla's turn of the same block and against its own audit."""
     bound = NEAR_TIE[dtype]
     identical = near_tie = violations = unchecked = by_law = 0
     largest = 0.0
     for block in blocks:
-        runs = {run["method_id"]: run["turns"] for run in block["runs"]}
-        if method_id not in runs:
+        if method_id not in block.method_ids:
             continue
-        for turn, vanilla in zip(runs[method_id], runs["vanilla"], strict=True):
-            worst = max((gap for _, gap in turn.get("gaps", ())), default=0.0)
+        for turn, vanilla in zip(block.turns_of(method_id), block.turns_of(VANILLA), strict=True):
+            worst = max((gap for _, gap in turn.gaps or ()), default=0.0)
             largest = max(largest, worst)
             if worst > bound:
                 violations += 1
-            elif turn["output_ids"] == vanilla["output_ids"]:
+            elif turn.output_ids == vanilla.output_ids:
                 identical += 1
-            elif not turn.get("keyed", True):
+            elif turn.keyed is False:
                 by_law += 1
-            elif "gaps" in turn:
+            elif turn.gaps is not None:
                 near_tie += 1
             else:
                 unchecked += 1

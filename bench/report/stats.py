@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bench.records.block import Block
 
 Array = NDArray[np.float64]
 
@@ -23,7 +24,7 @@ FEW = 10
 """Below this many questions a percentile bootstrap is known to be too narrow, whatever it says."""
 
 PRECISE = 0.05
-"""The half-width that a verdict counts questions for."""
+"""The half-width that ``stability`` counts questions for."""
 
 _HAIR = 1 + 1e-9  # a half-width of 5 % must not read as more than 5 % by rounding
 _EXACT, _FLIPS = 12, 20_000
@@ -54,30 +55,28 @@ class Sums:
         return int(self.turns.shape[-1])
 
 
-def sums(blocks: Iterable[dict[str, Any]], method_id: str, vanilla: str = "vanilla") -> Sums:
+def sums(blocks: Iterable[Block], method_id: str, vanilla: str = "vanilla") -> Sums:
     """Collect the blocks that hold this method; each method is paired with the vanilla run of its own block."""
     return stacked(per_question(blocks, method_id, vanilla).values())
 
 
-def per_question(blocks: Iterable[dict[str, Any]], method_id: str, vanilla: str = "vanilla") -> dict[str, list[float]]:
+def per_question(blocks: Iterable[Block], method_id: str, vanilla: str = "vanilla") -> dict[str, list[float]]:
     """The fields of ``Sums`` for each question, in the order the questions were met."""
     rows: dict[str, list[float]] = {}
     for block in blocks:
-        runs = {run["method_id"]: run["turns"] for run in block["runs"]}
-        if method_id not in runs:
+        if method_id not in block.method_ids:
             continue
-        row = rows.setdefault(block["question_id"], [0.0] * len(fields(Sums)))
-        for turn in runs[method_id]:
-            cycles = len(turn["emitted"]) - 1
+        row = rows.setdefault(block.question_id, [0.0] * len(fields(Sums)))
+        for turn in block.turns_of(method_id):
             row[0] += 1
-            row[1] += max(cycles - 1, 0)
-            row[2] += sum(turn["emitted"][1:])
-            row[3] += cycles
-            row[4] += len(turn["output_ids"])
-            row[5] += turn["end_ns"][-1] / 1e9
-        for turn in runs[vanilla]:
-            row[6] += len(turn["output_ids"])
-            row[7] += turn["end_ns"][-1] / 1e9
+            row[1] += max(turn.cycles - 1, 0)
+            row[2] += turn.cycle_tokens
+            row[3] += turn.cycles
+            row[4] += turn.tokens
+            row[5] += turn.seconds
+        for turn in block.turns_of(vanilla):
+            row[6] += turn.tokens
+            row[7] += turn.seconds
     return rows
 
 
@@ -172,16 +171,21 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
     return _with_interval(value, np.mean(shuffled, axis=0))
 
 
-def verdict(one: Estimate, questions: int, bound: float = 0.10) -> str:
+def is_stable(one: Estimate, questions: int, bound: float = 0.10) -> bool:
+    """Whether the interval is within ±``bound`` of the value and rests on enough questions to be trusted."""
+    return one.low is not None and _half_width(one) <= bound * _HAIR and questions >= FEW
+
+
+def stability(one: Estimate, questions: int, bound: float = 0.10) -> str:
     """Whether the number is stable, in words, and how many questions would pin it to ±5 %."""
-    if one.low is None or one.high is None:
+    if one.low is None:
         return f"{questions} question: no interval"
-    half = (one.high - one.low) / 2 / one.value if one.value else float("inf")
+    half = _half_width(one)
     finer = "" if half <= PRECISE * _HAIR else f"; ±{PRECISE:.0%} needs about {questions_for(one, questions)}"
-    if half <= bound * _HAIR and questions < FEW:
-        return f"±{half:.1%}, but {questions} questions are too few to trust an interval{finer}"
-    if half <= bound * _HAIR:
+    if is_stable(one, questions, bound):
         return f"stable: ±{half:.1%}{finer}"
+    if half <= bound * _HAIR:
+        return f"±{half:.1%}, but {questions} questions are too few to trust an interval{finer}"
     return f"{questions} questions: too few for ±{bound:.0%} (±{half:.1%}{finer})"
 
 
@@ -190,10 +194,15 @@ def questions_for(one: Estimate, questions: int, bound: float = PRECISE) -> int 
 
     Its half-width falls with the square root of their number.
     """
-    if one.low is None or one.high is None or not one.value or not np.isfinite(one.high - one.low):
-        return None
-    half = (one.high - one.low) / 2 / one.value
-    return max(int(np.ceil(questions * (half / bound) ** 2 / _HAIR)), 2)
+    half = _half_width(one)
+    return max(int(np.ceil(questions * (half / bound) ** 2 / _HAIR)), 2) if np.isfinite(half) else None
+
+
+def _half_width(one: Estimate) -> float:
+    """Of the interval, as a share of the value; infinite where there is no interval or no value to share."""
+    if one.low is None or one.high is None or not one.value:
+        return float("inf")
+    return (one.high - one.low) / 2 / one.value
 
 
 @dataclass(frozen=True)

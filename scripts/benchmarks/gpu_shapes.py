@@ -31,6 +31,7 @@ from bench.cost import gpu_specs
 from bench.measure import gpu_state
 from bench.measure import gpus as devices
 from bench.records import hardware, provenance
+from bench.records.block import Reading, Readings
 from methods.base import Drafter, Request
 from methods.decode.loop import decode
 from methods.decode.target import RUNTIMES, Target
@@ -120,7 +121,7 @@ def measure(
     read = gpu_state.reader(devices.uuids(found))
     names = list(drafters)
     turns: list[dict[str, Any]] = []
-    readings: list[list[gpu_state.Reading]] = []
+    readings: list[list[Reading]] = []
     for number in tqdm(range(rounds + 1), unit="round"):
         text = torch.randint(target.vocab, (prompt,), generator=torch.Generator().manual_seed(number)).tolist()
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -140,11 +141,12 @@ def measure(
                 "phases_ns": watch.phases_ns(),
             }
             if before and after:
-                turn["gpus"] = {"before": [asdict(one) for one in before], "after": [asdict(one) for one in after]}
+                both = Readings(before, after)
+                turn |= {"gpus": asdict(both), "joules": both.joules}
                 readings += [before, after]
             if number:
                 turns.append(turn)
-    return turns, sorted({why for gpu in zip(*readings, strict=True) for why in gpu_state.verdict(gpu)})
+    return turns, sorted({why for gpu in zip(*readings, strict=True) for why in gpu_state.disturbances(gpu)})
 
 
 def _row(name: str, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def _row(name: str, turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
     times = {one: _cycles(turns, one) for one in (name, "vanilla")}
     low, cycle, high = np.percentile(times[name], [25, 50, 75])
     count = sum(len(turn["emitted"]) - 1 for turn in ours)
-    energy = [gpu_state.joules(turn) for turn in ours]
+    energy = [turn.get("joules") for turn in ours]
     return {
         "method": name,
         "rows": float(np.mean([rows for turn in ours for rows in turn["rows"][1:]])),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.records.store import write_atomically
+from methods.common.atomic_write import write_atomically
 
 
 def add_option(parser: argparse.ArgumentParser, default: str = "results/bench") -> None:

@@ -133,10 +133,10 @@ def facts(results: Path) -> dict[str, Any]:
     for folder in (results / "runs").iterdir():
         cell: dict[tuple[str, str], Any] = {}
         for block in Store(folder).blocks():
-            for run in block["runs"]:
-                key = (block["question_id"], run["method"])
+            for run in block.runs:
+                key = (block.question_id, run.method)
                 assert key not in cell, f"{folder.name} holds {key} twice"
-                cell[key] = run["method_id"], [{name: turn[name] for name in FACTS} for turn in run["turns"]]
+                cell[key] = run.method_id, [{name: getattr(turn, name) for name in FACTS} for turn in run.turns]
         found[folder.name] = cell
     return found
 

@@ -71,8 +71,7 @@ def test_the_card_after_a_run_holds_the_measured_speedup_against_the_predicted(
     facts = {"prompt_tokens": 7, "end_ns": [1, *(int(k * 100e9) + 1 for k in range(1, 10))]}
     slow = turn([1] * 10, rows=[7, *[1] * 9], **facts)
     fast = turn([1, 3, 3, 3], rows=[7, 4, 4, 4], **{**facts, "end_ns": facts["end_ns"][:4]})
-    record = block("a", {"vanilla": [slow], "pld": [fast]})
-    record["runs"][1]["method_id"] = one.method_ids["pld"]
+    record = block("a", {"vanilla": [slow], "pld": [fast]}, ids=one.method_ids)
     title, vanilla, pld = bounds.after(one, [record], SPEEDS)
     assert title.startswith(one.name)
     found = bounds._cycles([record], one.method_ids)

@@ -104,7 +104,7 @@ def test_records_count_where_they_were_made_on_the_same_kind_of_device(
     with store.writing():
         store.write_session("s", {"hardware": {"gpus": made_on, "device": "cuda:0" if gpu else "cpu"}})
         runs = {"vanilla": [turn([1] * 10, seconds=5.0)], "pld": [turn([5, 5], seconds=1.0)]}
-        store.append_block({**block("a", runs), "session": "s"})
+        store.append_block(block("a", runs, session="s"))
     plan_status.price([one, other], tmp_path, replace(H100, gpu=gpu))
     lines, _ = printed(capsys)
     if records:

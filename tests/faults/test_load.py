@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-import bench.measure.session
+import bench.measure.block_runner
+from bench.measure.block_runner import BlockRunner
+from bench.records.block import Block
 from bench.records.store import Store
 from methods.base import Step
 from methods.loading.model import Source, load_model
@@ -90,21 +92,21 @@ def test_the_harness_takes_little_of_a_step(
             yield Step((number % 200 + 3,), 8, 7, (0,), "length" if number == steps - 1 else None)
 
     spent = []
-    real = bench.measure.session._Block.run, Store.append_block
+    real = BlockRunner.run, Store.append_block
 
-    def run(block: Any) -> dict[str, Any]:
+    def run(runner: BlockRunner, session: str, attempt: int) -> Block:
         before = time.process_time()
-        record = real[0](block)
+        record = real[0](runner, session, attempt)
         spent.append(time.process_time() - before)
         return record
 
-    def append_block(store: Store, block: dict[str, Any]) -> None:
+    def append_block(store: Store, block: Block) -> None:
         before = time.process_time()
         real[1](store, block)
         spent.append(time.process_time() - before)
 
-    monkeypatch.setattr(bench.measure.session, "decode", decode)
-    monkeypatch.setattr(bench.measure.session._Block, "run", run)
+    monkeypatch.setattr(bench.measure.block_runner, "decode", decode)
+    monkeypatch.setattr(BlockRunner, "run", run)
     monkeypatch.setattr(Store, "append_block", append_block)
     questions = write_questions(tmp_path / "toy.jsonl", [[f"{number}?"] for number in range(6)])
     arguments = ["method=pld", "measure=quick", "measure.audit=false", "task.name=toy", f"task.path={questions}"]

@@ -31,7 +31,7 @@ def test_of_eight_writers_each_cell_has_one(tmp_path: Path) -> None:
                 found = Store(folder).blocks()
             except DamagedRecordError as error:
                 pytest.fail(f"a reader met half a line: {error}")
-            assert [block["index"] for block in found] == list(range(len(found)))
+            assert [block.question_id for block in found] == list(map(str, range(len(found))))
             looked += 1
         try:
             writers[0].wait(0.5)
@@ -44,8 +44,8 @@ def test_of_eight_writers_each_cell_has_one(tmp_path: Path) -> None:
     for number in range(CELLS):
         store = Store(tmp_path / f"cell{number}")
         blocks = store.blocks()
-        assert [block["index"] for block in blocks] == list(range(RECORDS))
-        assert len({block["by"] for block in blocks}) == 1
+        assert [block.question_id for block in blocks] == list(map(str, range(RECORDS)))
+        assert len({block.session for block in blocks}) == 1
         assert (store.folder / "blocks.jsonl").read_bytes().endswith(b"}\n")
         lines += len(blocks)
     print(f"{WRITERS} writers, {CELLS} cells, {lines} records, 0 torn, {sum(map(bool, wrote))} writers had work")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.block import Block
 from bench.records.store import Store
 from tests.support.commands import Result
 from tests.support.fault_points import Fault
@@ -299,10 +300,10 @@ def test_a_question_that_stands_there_twice_is_a_hole_since_it_would_weigh_doubl
 def test_a_folder_that_is_removed_under_its_writer_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path / "cell")
     with store.writing():
-        store.append_block({"schema": 1})
+        store.append_block(Block(question_id="a", runs=[]))
         shutil.rmtree(store.folder)
         with pytest.raises(OSError, match="No such file") as lost:
-            store.append_block({"schema": 1})
+            store.append_block(Block(question_id="a", runs=[]))
     assert str(store.folder) in str(lost.value)
 
 

@@ -5,23 +5,22 @@ The readings here are hand-made, since no test may wait for a GPU to overheat; t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.measure import gpu_state
 from bench.measure.clock import Stopwatch, now_ns
-from bench.measure.gpu_state import Reading, joules, named, verdict
+from bench.measure.gpu_state import disturbances, named
 from bench.measure.session import Session
 from bench.plan.cells import Cell, Question
 from bench.plan.schema import Style
+from bench.records.block import Reading, Readings, Turn, turns_of
 from bench.records.store import Store
 from bench.report import layout, tables
-from tests.support.commands import cell
+from tests.support.commands import cell, turn
 
 QUIET = Reading(1980, 1980, 55, 310.5, (), 0, 1_000_000)
 HOT = replace(QUIET, temperature_c=88, reasons=("sw_thermal_slowdown",))
@@ -57,7 +56,7 @@ def at(clock_mhz: int | None, *reasons: str) -> Reading:
     ],
 )  # fmt: skip
 def test_what_disturbs_a_block(readings: Sequence[Reading], expected: list[str]) -> None:
-    assert verdict(readings) == expected
+    assert disturbances(readings) == expected
 
 
 def test_reasons_have_names_and_an_unknown_one_keeps_its_value() -> None:
@@ -67,15 +66,15 @@ def test_reasons_have_names_and_an_unknown_one_keeps_its_value() -> None:
 
 
 def test_energy_is_the_sum_of_the_counters_differences_or_none() -> None:
-    def turn(*counters: tuple[int | None, int | None]) -> dict[str, Any]:
-        before, after = ([{"energy_mj": value} for value in column] for column in zip(*counters, strict=True))
-        return {"gpus": {"before": before, "after": after}}
+    def measured(*counters: tuple[int | None, int | None]) -> Turn:
+        ends = ([replace(QUIET, energy_mj=value) for value in column] for column in zip(*counters, strict=True))
+        return turn([1], gpus=Readings(*ends))
 
-    assert joules(turn((1_000, 3_500))) == 2.5
-    assert joules(turn((1_000, 3_500), (7, 507))) == 3.0
-    assert joules({}) is None
+    assert measured((1_000, 3_500)).joules == 2.5
+    assert measured((1_000, 3_500), (7, 507)).joules == 3.0
+    assert turn([1]).joules is None
     for unknown in ((None, 3_500), (1_000, None), (3_500, 0)):
-        assert joules(turn(unknown, (7, 507))) is None, "half of the GPUs is no total"
+        assert measured(unknown, (7, 507)).joules is None, "half of the GPUs is no total"
 
 
 def test_without_a_driver_there_is_no_reading_and_no_error() -> None:
@@ -119,12 +118,7 @@ def made(tiny_model_folder: Path) -> Cell:
 
 
 def asked(store: Store) -> list[tuple[str, int]]:
-    return [(block["question_id"], block["attempt"]) for block in store.blocks()]
-
-
-def set_aside(store: Store) -> list[dict[str, Any]]:
-    path = store.folder / "disturbed.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(block.question_id, block.attempt) for block in store.blocks()]
 
 
 def test_a_disturbed_block_is_measured_again_after_the_others_with_all_its_methods(made: Cell, tmp_path: Path) -> None:
@@ -134,14 +128,14 @@ def test_a_disturbed_block_is_measured_again_after_the_others_with_all_its_metho
     store = Store(made.folder(tmp_path))
     assert store.done() is not None
     assert asked(store) == [("who", 1), ("why", 1), ("what", 3)]
-    assert all(block["disturbed"] == [] for block in store.blocks())
-    assert [(one["question_id"], one["attempt"], one["disturbed"]) for one in set_aside(store)] == [
+    assert all(block.disturbed == [] for block in store.blocks())
+    assert [(one.question_id, one.attempt, one.disturbed) for one in store.disturbed()] == [
         ("what", 1, ["sw_thermal_slowdown"]),
         ("what", 2, ["another process on the GPU"]),
     ]
-    for block in [*store.blocks(), *set_aside(store)]:
-        assert sorted(run["method"] for run in block["runs"]) == ["pld", "vanilla"]
-        assert len({str(run["turns"][0]["output_ids"]) for run in block["runs"]}) == 1
+    for block in [*store.blocks(), *store.disturbed()]:
+        assert sorted(run.method for run in block.runs) == ["pld", "vanilla"]
+        assert len({str(run.turns[0].output_ids) for run in block.runs}) == 1
     report = tables.collect([made], tmp_path)
     assert report.holes == []
     assert "tiny, float32, T=0, toy: 1 of the blocks were measured again, " in layout.caption(report, Style("ours"))
@@ -154,7 +148,7 @@ def test_a_block_disturbed_at_every_attempt_is_a_hole_until_the_same_command_run
     store = Store(made.folder(tmp_path))
     assert store.done() is None
     assert asked(store) == [("who", 1), ("why", 1)]
-    assert len(set_aside(store)) == 3
+    assert len(store.disturbed()) == 3
     report = tables.collect([made], tmp_path)
     assert report.rows.empty, "two questions of three are no cell"
     (hole,) = report.holes
@@ -178,32 +172,30 @@ def test_a_block_in_which_a_shape_was_recorded_is_measured_again(
     store = Store(graph.folder(tmp_path))
     assert ("who", 2) in asked(store), "the first block meets every shape first"
     assert store.done() is not None
-    assert {why for one in set_aside(store) for why in one["disturbed"]} == {"shapes were recorded as CUDA graphs"}
+    assert {why for one in store.disturbed() for why in one.disturbed} == {"shapes were recorded as CUDA graphs"}
 
 
 def test_each_turn_keeps_its_readings_and_a_row_says_joules_per_token(made: Cell, tmp_path: Path) -> None:
     assert Session(Recorded(QUIET, QUIET, QUIET)).run([made], tmp_path) == []
-    (first, *_), tokens = Store(made.folder(tmp_path)).blocks(), 0
-    for block in Store(made.folder(tmp_path)).blocks():
-        (run,) = (run for run in block["runs"] if run["method"] == "pld")
-        tokens += sum(len(turn["output_ids"]) for turn in run["turns"])
-    gpus = first["runs"][0]["turns"][0]["gpus"]
-    assert [gpus[end][0]["energy_mj"] for end in ("before", "after")] == [1_007_000, 1_014_000]
-    assert (gpus["after"][0]["power_w"], gpus["after"][0]["reasons"], gpus["after"][0]["foreign"]) == (310.5, [], 0)
+    blocks = Store(made.folder(tmp_path)).blocks()
+    tokens = sum(one.tokens for one in turns_of(blocks, made.method_ids["pld"]))
+    gpus = blocks[0].runs[0].turns[0].gpus
+    assert gpus
+    assert [gpus.before[0].energy_mj, gpus.after[0].energy_mj] == [1_007_000, 1_014_000]
+    assert (gpus.after[0].power_w, gpus.after[0].reasons, gpus.after[0].foreign) == (310.5, (), 0)
     report = tables.collect([made], tmp_path)
     row = report.rows.set_index("method").loc["pld"]
     assert row["joules_per_token"] == 3 * 7.0 / tokens
     assert "joules_per_token" in layout.markdown(report, "toy", Style("ours"))
-    del first["runs"][0]["turns"][0]["gpus"]
-    method = first["runs"][0]["method_id"]
-    assert tables._joules_per_token([first, *Store(made.folder(tmp_path)).blocks()], method) is None, "no partial total"
+    timed = blocks[0].runs[0].turns
+    assert tables._joules_per_token([replace(timed[0], gpus=None), *timed]) is None, "no partial total"
 
 
 def test_without_readings_nothing_is_disturbed_and_there_is_no_energy(made: Cell, tmp_path: Path) -> None:
     assert Session().run([made], tmp_path) == []
     store = Store(made.folder(tmp_path))
-    assert not any("gpus" in turn for block in store.blocks() for run in block["runs"] for turn in run["turns"])
-    assert set_aside(store) == []
+    assert not any(one.gpus for block in store.blocks() for run in block.runs for one in run.turns)
+    assert store.disturbed() == []
     report = tables.collect([made], tmp_path)
     assert report.rows["joules_per_token"].isna().all()
     assert "joules_per_token" not in layout.markdown(report, "toy", Style("ours"))

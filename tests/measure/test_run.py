@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-import bench.measure.session
+import bench.measure.audit
 import methods
+from bench.records.block import Turn
 from bench.records.store import Store
 from methods.base import Request
 from methods.common.redact import redact
@@ -52,10 +53,10 @@ def texts(store: Store) -> dict[tuple[str, str], list[list[int]]]:
     """Output ids of each turn, by question and method; fails if a question was measured twice."""
     found: dict[tuple[str, str], list[list[int]]] = {}
     for block in store.blocks():
-        for run in block["runs"]:
-            key = (block["question_id"], run["method"])
+        for run in block.runs:
+            key = (block.question_id, run.method)
             assert key not in found, f"{key} was measured twice"
-            found[key] = [turn["output_ids"] for turn in run["turns"]]
+            found[key] = [turn.output_ids for turn in run.turns]
     return found
 
 
@@ -70,7 +71,7 @@ def test_a_run_leaves_config_sessions_blocks_and_a_mark(toy: list[str], command:
     ((session, facts),) = store.sessions().items()
     assert {"cpu", "cores", "gpus"} <= set(facts["hardware"])
     assert facts["provenance"]["versions"]["torch"]
-    assert [block["session"] for block in store.blocks()] == [session] * 3
+    assert [block.session for block in store.blocks()] == [session] * 3
     assert store.done() is not None
     assert len(store.done()["method_ids"]) == 1
     assert result.last_line == {"cells": 1, "holes": [], "written": []}
@@ -79,33 +80,33 @@ def test_a_run_leaves_config_sessions_blocks_and_a_mark(toy: list[str], command:
 def test_a_turn_stores_raw_facts_that_agree_with_each_other(toy: list[str], command: Command, tmp_path: Path) -> None:
     assert command("method=[pld,lookahead]", *toy).code == 0
     blocks = only_store(tmp_path / "results").blocks()
-    assert [len(block["runs"][0]["turns"]) for block in blocks] == [1, 2, 1]
+    assert [len(block.runs[0].turns) for block in blocks] == [1, 2, 1]
     for block in blocks:
-        assert [run["method"] for run in block["runs"]] == block["order"]
-        assert {len(run["turns"]) for run in block["runs"]} == {len(block["runs"][0]["turns"])}
-        for run in block["runs"]:
-            for turn in run["turns"]:
-                check_turn(turn, vanilla=run["method"] == "vanilla")
+        assert [run.method for run in block.runs] == block.order
+        assert {len(run.turns) for run in block.runs} == {len(block.runs[0].turns)}
+        for run in block.runs:
+            for turn in run.turns:
+                check_turn(turn, vanilla=run.method == "vanilla")
 
 
-def check_turn(turn: dict[str, Any], *, vanilla: bool) -> None:
-    steps = len(turn["emitted"])
-    assert sum(turn["emitted"]) == len(turn["output_ids"]) <= 12
-    assert len(turn["rows"]) == len(turn["drafted"]) == len(turn["accepted"]) == len(turn["end_ns"]) == steps
-    assert (turn["emitted"][0], turn["rows"][0], turn["drafted"][0]) == (1, turn["prompt_tokens"], 0)
-    assert all(1 <= count <= taken + 1 for count, taken in zip(turn["emitted"], turn["accepted"], strict=True))
+def check_turn(turn: Turn, *, vanilla: bool) -> None:
+    steps = len(turn.emitted)
+    assert sum(turn.emitted) == len(turn.output_ids) <= 12
+    assert len(turn.rows) == len(turn.drafted) == len(turn.accepted) == len(turn.end_ns) == steps
+    assert (turn.emitted[0], turn.rows[0], turn.drafted[0]) == (1, turn.prompt_tokens, 0)
+    assert all(1 <= count <= taken + 1 for count, taken in zip(turn.emitted, turn.accepted, strict=True))
     assert all(taken <= drafted < rows for taken, drafted, rows in zip(
-        turn["accepted"][1:], turn["drafted"][1:], turn["rows"][1:], strict=True))  # fmt: skip
-    assert turn["end_ns"] == sorted(turn["end_ns"])
-    assert turn["end_ns"][0] > 0
-    assert 0 < sum(turn["phases_ns"].values()) <= turn["end_ns"][-1]
-    assert turn["finish"] in ("eos", "length")
-    assert (turn["finish"] == "length") == (len(turn["output_ids"]) == 12 and turn["output_ids"][-1] != END_OF_TEXT)
-    assert turn["gaps"] == []
-    assert turn["peak_bytes"] > 10**7
+        turn.accepted[1:], turn.drafted[1:], turn.rows[1:], strict=True))  # fmt: skip
+    assert turn.end_ns == sorted(turn.end_ns)
+    assert turn.end_ns[0] > 0
+    assert 0 < sum(turn.phases_ns.values()) <= turn.end_ns[-1]
+    assert turn.finish in ("eos", "length")
+    assert (turn.finish == "length") == (len(turn.output_ids) == 12 and turn.output_ids[-1] != END_OF_TEXT)
+    assert turn.gaps == []
+    assert turn.peak_bytes > 10**7
     if vanilla:
-        assert set(turn["emitted"]) == {1}
-        assert set(turn["drafted"]) == {0}
+        assert set(turn.emitted) == {1}
+        assert set(turn.drafted) == {0}
 
 
 class Warned(PLD):
@@ -158,8 +159,8 @@ def test_a_method_added_later_makes_blocks_of_its_own_and_leaves_the_others(
     assert all(sorted(block["order"]) == ["lookahead", "vanilla"] for block in added)
     assert len(store.sessions()) == 2
     # Vanilla's own runs beside the two methods are of the same text: the numbers pair, the outputs repeat.
-    vanilla = [run["turns"] for block in store.blocks() for run in block["runs"] if run["method"] == "vanilla"]
-    outputs = [[turn["output_ids"] for turn in turns] for turns in vanilla]
+    vanilla = [run.turns for block in store.blocks() for run in block.runs if run.method == "vanilla"]
+    outputs = [[turn.output_ids for turn in turns] for turns in vanilla]
     assert outputs[:3] == outputs[3:]
     done = store.done()
     assert done is not None
@@ -173,9 +174,9 @@ def test_repeats_sample_anew_but_greedy_repeats_itself(toy: list[str], command: 
     for folder in (tmp_path / "results" / "runs").iterdir():
         first, second = [], []
         for block in Store(folder).blocks():
-            outputs = {run["method"]: [turn["output_ids"] for turn in run["turns"]] for run in block["runs"]}
+            outputs = {run.method: [turn.output_ids for turn in run.turns] for run in block.runs}
             assert outputs["pld"] == outputs["vanilla"]
-            (second if block["repeat"] else first).append(outputs["vanilla"])
+            (second if block.repeat else first).append(outputs["vanilla"])
         assert len(first) == len(second) == 3
         assert (first == second) == ("greedy" in folder.name)
 
@@ -220,7 +221,7 @@ def wait_for_first_block(process: subprocess.Popen[bytes], results: Path) -> Non
 def test_ctrl_c_says_how_to_go_on_and_keeps_what_was_measured(
     toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = bench.measure.session.audit.gaps, []
+    real, calls = bench.measure.audit.gaps, []
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
         calls.append(1)
@@ -229,12 +230,12 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_was_measured(
         return real(*arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.measure.session.audit, "gaps", interrupted)
+        patch.setattr(bench.measure.audit, "gaps", interrupted)
         result = command("method=pld", *toy)
     assert result.code == 130
     assert "stopped; run the same command again" in result.err
     store = only_store(tmp_path / "results")
-    assert [block["question_id"] for block in store.blocks()] == ["q0"]
+    assert [block.question_id for block in store.blocks()] == ["q0"]
     assert command("method=pld", *toy).code == 0
     assert len(texts(store)) == 3 * 2
 

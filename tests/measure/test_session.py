@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers import LlamaConfig
 
+import bench.measure.block_runner
 import bench.measure.session
 import methods
 from bench.records.store import Store
@@ -98,14 +99,13 @@ def toy(tiny: list[str], tmp_path: Path) -> list[str]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Request]]:
     """Every turn that was really decoded, in the order in which it happened: which method, which request."""
     seen: list[tuple[str, Request]] = []
-    real = bench.measure.session.decode
+    real = bench.measure.block_runner.decode
 
     def decode(target: Any, drafter: Any, request: Request, *more: Any) -> Iterator[Any]:
-        if request.question != "warm-up":
-            seen.append((NAMES[type(drafter).__name__], request))
+        seen.append((NAMES[type(drafter).__name__], request))
         return real(target, drafter, request, *more)
 
-    monkeypatch.setattr(bench.measure.session, "decode", decode)
+    monkeypatch.setattr(bench.measure.block_runner, "decode", decode)
     return seen
 
 
@@ -125,7 +125,7 @@ def test_the_order_of_methods_rotates_by_question_so_that_none_is_always_first(
         ["lookahead", "vanilla", "pld"],
         ["vanilla", "pld", "lookahead"],
     ]
-    assert [block["order"] for block in store.blocks()] == expected
+    assert [block.order for block in store.blocks()] == expected
     assert [name for name, _ in decoded] == [*expected[0], *expected[1] * 2, *expected[2], *expected[3]]
     # Turn by turn, not method by method: the first turns of all methods lie next to each other in time.
     assert [request.turn for _, request in decoded] == [0] * 3 + [0] * 3 + [1] * 3 + [0] * 6
@@ -142,7 +142,7 @@ def test_a_resumed_block_keeps_the_order_it_would_have_had(
     decoded.clear()
     assert command("method=[pld,lookahead]", *toy).code == 0
     assert [name for name, _ in decoded] == ["pld", "lookahead", "vanilla"] * 2
-    assert [block["order"] for block in store.blocks()].count(["pld", "lookahead", "vanilla"]) == 1
+    assert [block.order for block in store.blocks()].count(["pld", "lookahead", "vanilla"]) == 1
 
 
 @pytest.mark.parametrize("history", ["vanilla", "self"])
@@ -155,7 +155,7 @@ def test_the_second_turn_follows_vanilla_s_answer_or_the_method_s_own(
     command("method=pld", *toy, f"measure.history={history}", "decode.max_new_tokens=24")
     tokenizer = load_model(Source("folder", str(tiny_model_folder))).tokenizer
     (store,) = stores(tmp_path).values()
-    answer = {run["method"]: run["turns"][0]["output_ids"] for run in store.blocks()[1]["runs"]}
+    answer = {run.method: run.turns[0].output_ids for run in store.blocks()[1].runs}
     assert answer["pld"] != answer["vanilla"]
     prompts = {name: tokenizer.decode(request.prompt_ids) for name, request in decoded if request.turn == 1}
     for name in ("vanilla", "pld"):
@@ -188,9 +188,9 @@ def test_every_method_warms_up_once_and_no_warm_up_is_recorded(
     real = bench.measure.session.decode
 
     def decode(target: Any, drafter: Any, request: Request, *more: Any) -> Any:
-        if request.question == "warm-up":
-            warmed.append(NAMES[type(drafter).__name__])
-            assert (request.max_new_tokens, request.eos_ids) == (8, frozenset())
+        assert request.question == "warm-up"
+        assert (request.max_new_tokens, request.eos_ids) == (8, frozenset())
+        warmed.append(NAMES[type(drafter).__name__])
         return real(target, drafter, request, *more)
 
     monkeypatch.setattr(bench.measure.session, "decode", decode)
@@ -238,10 +238,10 @@ def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s
         assert result.code == 1
         assert "out of memory in pld" in result.err
         first = store.blocks()
-        assert [len(block["runs"]) for block in first] == [3, 2, 3, 3], "the block keeps what the others measured"
-        (short,) = first[1]["failed"]
-        assert short["method"] == "pld"
-        assert "can't allocate memory" in short["error"]
+        assert [len(block.runs) for block in first] == [3, 2, 3, 3], "the block keeps what the others measured"
+        (short,) = first[1].failed
+        assert short.method == "pld"
+        assert "can't allocate memory" in short.error
         assert store.failed() is None
         done = store.done()
         assert done is not None
@@ -255,7 +255,7 @@ def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s
         assert rows["pld"].count("(without 1: out of memory)") == 2, "speedup and tau"
         assert "out of memory" not in rows["lookahead"] + rows["vanilla"]
         hurt, whole = (
-            sums(first, next(run["method_id"] for run in first[0]["runs"] if run["method"] == name))
+            sums(first, next(run.method_id for run in first[0].runs if run.method == name))
             for name in ("pld", "lookahead")
         )
         assert (hurt.questions, whole.questions) == (3, 4)
@@ -268,7 +268,7 @@ def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s
         assert len(store.blocks()) == 4
 
     assert command(*arguments).code == 0
-    assert [run["method"] for run in store.blocks()[4]["runs"]] == ["pld", "vanilla"]
+    assert [run.method for run in store.blocks()[4].runs] == ["pld", "vanilla"]
     assert "out of memory" not in command(*arguments, module="bench.report").out
 
 

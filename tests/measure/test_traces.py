@@ -81,13 +81,13 @@ def test_a_trace_shows_the_trees_behind_the_timed_tokens(
     steps = 0
     for trace in traces:
         assert repeats(trace, blocks)
-        block = next(one for one in blocks if one["question_id"] == trace["question_id"])
-        timed = next(run["turns"] for run in block["runs"] if run["method_id"] == trace["method_id"])
+        block = next(one for one in blocks if one.question_id == trace["question_id"])
+        timed = block.turns_of(trace["method_id"])
         for turn, facts in zip(trace["turns"], timed, strict=True):
-            assert [len(step["tokens"]) for step in turn["steps"]] == facts["emitted"]
-            assert [max(len(step["draft"]) - 1, 0) for step in turn["steps"]] == facts["drafted"]
-            assert [max(len(step["path"]) - 1, 0) for step in turn["steps"]] == facts["accepted"]
-            text = loaded.tokenizer.decode(facts["output_ids"], clean_up_tokenization_spaces=False)
+            assert [len(step["tokens"]) for step in turn["steps"]] == facts.emitted
+            assert [max(len(step["draft"]) - 1, 0) for step in turn["steps"]] == facts.drafted
+            assert [max(len(step["path"]) - 1, 0) for step in turn["steps"]] == facts.accepted
+            text = loaded.tokenizer.decode(facts.output_ids, clean_up_tokenization_spaces=False)
             assert "".join(step["text"] for step in turn["steps"]) == text
             before = turn["steps"][0]["tokens"][-1]
             for step in turn["steps"][1:]:

@@ -15,6 +15,7 @@ from bench.plan.cells import VANILLA, Question, cell_of, missing
 from bench.plan.identity import method_id
 from bench.plan.schema import Decode, Hub, Measure, Model, Setup
 from bench.records import out_of_memory
+from bench.records.block import Block, Failed
 from bench.records.store import Store
 from tests.support.commands import ROOT, block, cell, environment, turn
 
@@ -144,10 +145,7 @@ def test_two_turns_are_not_one_joined_turn() -> None:
 
 def record(store: Store, planned: Any, question: str, *names: str, repeat: int = 0) -> None:
     """Append a block of vanilla and these methods, as a session would."""
-    made = block(question, {name: [turn([1])] for name in (VANILLA, *names)}, repeat)
-    for run in made["runs"]:
-        run["method_id"] = planned.method_ids.get(run["method"], VANILLA)
-    store.append_block(made)
+    store.append_block(block(question, {name: [turn([1])] for name in (VANILLA, *names)}, repeat, planned.method_ids))
 
 
 @pytest.fixture
@@ -241,13 +239,8 @@ def test_planning_and_help_load_no_torch(arguments: list[str], module: str, tmp_
 
 
 def test_a_method_that_got_through_later_lacks_no_memory() -> None:
-    def of(question: str, failed: list[str], ran: list[str]) -> dict[str, Any]:
-        return {
-            "question_id": question,
-            "repeat": 0,
-            "failed": [{"method_id": name} for name in failed],
-            "runs": [{"method_id": name} for name in ran],
-        }
+    def of(question: str, failed: list[str], ran: list[str]) -> Block:
+        return block(question, {name: [turn([1])] for name in ran}, failed=[Failed(name, name) for name in failed])
 
     blocks = [of("a", ["pld", "sps"], ["vanilla"]), of("b", ["sps"], []), of("a", [], ["vanilla", "pld"])]
     assert out_of_memory.recorded(blocks) == {("a", 0): {"sps"}, ("b", 0): {"sps"}}

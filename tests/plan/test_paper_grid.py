@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -14,6 +15,7 @@ from bench.plan import grid
 from bench.plan.cells import Cell, Question, cell_of
 from bench.plan.identity import method_id
 from bench.plan.schema import Setup, Table
+from bench.records import hardware
 from bench.report import published
 from methods.common.paths import CONF
 
@@ -48,6 +50,29 @@ def printed(table: str) -> dict[Place, set[str]]:
         if task != "mean":
             found.setdefault((model, task, temperature), set()).add(method)
     return found
+
+
+@pytest.mark.parametrize(
+    ("gpu", "bfloat16", "first"),
+    [(True, False, "paper"), (False, True, "embedded"), (False, False, "embedded_float32")],
+)
+def test_auto_is_the_profile_that_suits_the_machine(
+    gpu: bool, bfloat16: bool, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.records.hardware.has_gpu", lambda: gpu)
+    monkeypatch.setattr("bench.records.hardware.has_fast_bfloat16", lambda: bfloat16)
+    assert grid.profiles_here()[0] == first
+    assert sorted(grid.profiles_here()) == ["embedded", "embedded_float32", "paper"]
+    (setup, *_), _ = planned("table=figure2", "profile=auto")
+    assert setup.model.dtype == {"paper": "float16", "embedded": "bfloat16", "embedded_float32": "float32"}[first]
+
+
+@pytest.mark.parametrize("flags", ["avx2", "avx512f avx512_bf16"])
+def test_a_cpu_tells_whether_it_multiplies_bfloat16(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Path, "read_text", lambda self, **_: f"processor : 0\nmodel name : A CPU\nflags : fpu {flags}\n"
+    )
+    assert hardware.has_fast_bfloat16() == ("bf16" in flags)
 
 
 def test_trees_that_fit_a_profile_s_models_are_given_to_no_other() -> None:

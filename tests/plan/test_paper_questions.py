@@ -98,6 +98,7 @@ def test_a_report_of_what_a_laptop_measured_needs_none_of_them(
     has_gpu: bool, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("bench.records.hardware.has_gpu", lambda: has_gpu)
+    monkeypatch.setattr("bench.records.hardware.has_fast_bfloat16", lambda: True)
     result = command("table=table3", f"results={tmp_path}", module="bench.report")
     assert result.code == 1, "nothing was measured: a page of holes"
     assert "profile embedded: 0 of 2 cells" in result.err

@@ -140,7 +140,7 @@ def test_what_was_fetched_once_is_measured_without_a_network(
     (session,) = store.sessions().values()
     head = {"kind": "hub", "id": "org/head", "revision": commits["models/org/head"]}
     assert session["methods"]["eagle"]["weights"] == head
-    assert [len(block["runs"][0]["turns"]) for block in store.blocks()] == [2, 1]
+    assert [len(block.runs[0].turns) for block in store.blocks()] == [2, 1]
 
 
 def test_a_run_without_pins_is_refused_and_a_plan_is_not(command: Command, server: HubServer, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.records import lock
+from bench.records.block import Block
 from bench.records.lock import Busy, Lock, Lost, holder, living
 from bench.records.store import Store
 from tests.support.commands import environment
@@ -187,7 +188,7 @@ def test_an_owner_beats_while_it_lives(tmp_path: Path) -> None:
 
 
 def test_one_that_was_suspended_and_lost_writes_nothing_more(tmp_path: Path) -> None:
-    store, block = Store(tmp_path), {"schema": 1, "question_id": "a", "repeat": 0, "runs": []}
+    store, block = Store(tmp_path), Block(question_id="a", runs=[])
     with store.writing():
         store.append_block(block)
         (tmp_path / ".owner.2").write_text(json.dumps({"id": "y", "host": "node8", "pid": 1, "table": "another"}))

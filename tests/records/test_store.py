@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from bench.plan.cells import missing
 from bench.records import store as records
+from bench.records.block import Block, to_record
 from bench.records.store import SCHEMA, DamagedRecordError, Store, own_folder, repeats
 from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
@@ -126,7 +128,9 @@ def test_a_block_whose_append_failed_half_way_is_gone_on_the_next_opening(
     assert store.blocks() == [FIRST, SECOND, FIRST]
 
 
-@pytest.mark.parametrize("tail", [b"{", b'{"schema":1', b"\0" * 300, b"\xff\xfe", json.dumps(FIRST).encode()])
+@pytest.mark.parametrize(
+    "tail", [b"{", b'{"schema":1', b"\0" * 300, b"\xff\xfe", json.dumps(to_record(FIRST)).encode()]
+)
 def test_a_torn_last_line_is_not_a_block_and_is_cut_when_opened_for_writing(store: Store, tail: bytes) -> None:
     path = store.folder / "blocks.jsonl"
     whole = path.read_bytes()
@@ -252,7 +256,7 @@ def test_a_long_run_is_not_stopped_by_files_it_left_open(store: Store) -> None:
 
 def test_a_trace_repeats_the_first_block_of_its_question_and_method() -> None:
     made = block("a", {"vanilla": [turn([1]), turn([1, 2])], "m": [turn([2]), turn([1, 1])]})
-    texts = {run["method_id"]: [each["output_ids"] for each in run["turns"]] for run in made["runs"]}
+    texts = {run.method_id: [each.output_ids for each in run.turns] for run in made.runs}
 
     def trace(question: str, method: str, outputs: list[list[int]]) -> dict[str, Any]:
         # Two steps a turn, the second with all but the first token.
@@ -263,13 +267,13 @@ def test_a_trace_repeats_the_first_block_of_its_question_and_method() -> None:
     assert not repeats(trace("b", "m", texts["m"]), [made])
     assert not repeats(trace("a", "vanilla", texts["m"]), [made])
     assert not repeats(trace("a", "m", texts["m"][:1]), [made])
-    assert not repeats(trace("a", "m", texts["m"]), [{**made, "repeat": 1}])
+    assert not repeats(trace("a", "m", texts["m"]), [replace(made, repeat=1)])
 
 
 def test_a_number_that_is_not_one_is_never_written(store: Store) -> None:
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="JSON compliant"):
-            store.append_block({**FIRST, "gap": bad})
+            store.append_block(block("a", {"vanilla": [turn([1, 1], gaps=[(0, bad)])]}))
     assert store.blocks() == [FIRST, SECOND]
 
 
@@ -289,16 +293,14 @@ def test_the_resolved_config_is_stamped_once_and_sessions_side_by_side(tmp_path:
 
 
 TURNS = st.builds(
-    lambda emitted, ends, gaps, finish: {
-        "emitted": emitted, "end_ns": ends, "gaps": gaps, "finish": finish, "output_ids": list(range(sum(emitted)))
-    },
+    lambda emitted, ends, gaps, finish: turn(emitted, end_ns=ends, gaps=gaps, finish=finish),
     st.lists(st.integers(1, 60), min_size=1, max_size=20),
     st.lists(st.integers(0, 2**63), min_size=1, max_size=20),
-    st.lists(st.tuples(st.integers(0, 4096), st.floats(allow_nan=False, allow_infinity=False)).map(list), max_size=4),
+    st.lists(st.tuples(st.integers(0, 4096), st.floats(allow_nan=False, allow_infinity=False)), max_size=4),
     st.sampled_from(["eos", "length", "context"]),
 )  # fmt: skip
 BLOCKS = st.builds(
-    lambda question, category, repeat, turns: {**block(question, {"vanilla": turns}, repeat), "category": category},
+    lambda question, category, repeat, turns: block(question, {"vanilla": turns}, repeat, category=category),
     st.text(st.characters(codec="utf-8")),
     st.text(st.characters(codec="utf-8")),
     st.integers(0, 9),
@@ -308,7 +310,7 @@ BLOCKS = st.builds(
 
 @settings(max_examples=40)
 @given(st.lists(BLOCKS, max_size=4), st.binary(max_size=30).map(lambda tail: tail.replace(b"\n", b"")))
-def test_blocks_come_back_as_they_were_written_whatever_follows_them(blocks: list[Any], tail: bytes) -> None:
+def test_blocks_come_back_as_they_were_written_whatever_follows_them(blocks: list[Block], tail: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
         with store.writing():

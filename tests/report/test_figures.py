@@ -14,6 +14,7 @@ from matplotlib.collections import LineCollection
 
 from bench.plan.cells import VANILLA, Cell, Question
 from bench.plan.schema import Style, Table
+from bench.records.block import Nodes
 from bench.records.store import Store
 from bench.report import figures
 from bench.report.figures.calibration import _panel, expected_calibration_error, falls
@@ -67,12 +68,11 @@ def recorded(results: Path, make: Any, questions: int = 12, temperature: float =
     with store.writing():
         store.write_session("s", {"hardware": MACHINE})
         for number, question in enumerate(asked):
-            turns = [turn([1, 4, 4], 3.0, gaps=[], nodes=make(number), drafted=[0, 6, 6], accepted=[0, 3, 3])]
+            nodes = Nodes(**make(number))
+            turns = [turn([1, 4, 4], 3.0, gaps=[], nodes=nodes, drafted=[0, 6, 6], accepted=[0, 3, 3])]
             vanilla = [turn([1] * 9, 9.0, gaps=[], drafted=[0] * 9, accepted=[0] * 9)]
-            record = block(question.id, {VANILLA: vanilla, "eagle2": turns})
-            for run in record["runs"]:
-                run["method_id"] = made.method_ids.get(run["method"], VANILLA)
-            store.append_block({**record, "session": "s"})
+            runs = {VANILLA: vanilla, "eagle2": turns}
+            store.append_block(block(question.id, runs, ids=made.method_ids, session="s"))
         store.mark_done({"method_ids": list(made.method_ids.values())})
     return made
 

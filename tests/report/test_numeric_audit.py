@@ -35,10 +35,7 @@ def made_up(results: Path, task: str, seed: int) -> Cell:
                         )
                         for _ in question.turns
                     ]
-                record = block(question.id, runs, repeat)
-                for run in record["runs"]:
-                    run["method_id"] = made.method_ids.get(run["method"], VANILLA)
-                store.append_block({**record, "session": "s"})
+                store.append_block(block(question.id, runs, repeat, made.method_ids, session="s"))
         store.mark_done({"method_ids": list(made.method_ids.values())})
     return made
 

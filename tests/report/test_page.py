@@ -110,7 +110,7 @@ def test_a_trace_of_other_tokens_than_the_timed_ones_is_marked(results: Path) ->
     assert [trace["repeats"] for trace in embedded(results)] == [False, True]
 
 
-def test_the_table_holds_the_numbers_of_the_csv_and_the_words_of_the_markdown(results: Path) -> None:
+def test_the_table_holds_the_numbers_of_the_csv_and_the_words_of_the_json(results: Path) -> None:
     (sheet,) = sheets.read(results)
     assert (sheet.name, sheet.title) == ("toy", ATTACK)
     assert any(line.startswith("Machine: ") for line in sheet.caption)
@@ -128,13 +128,27 @@ def test_the_table_holds_the_numbers_of_the_csv_and_the_words_of_the_markdown(re
 
 
 def test_a_grid_shows_the_estimators_that_its_caption_explains(results: Path) -> None:
-    page = results / "tables" / "toy.md"
-    told = page.read_text().replace("speedup_geomean: ", "speedup_paper: ").replace("tau_micro: ", "tau_paper: ")
-    page.write_text(told)
+    path = results / "tables" / "toy.json"
+    words = json.loads(path.read_text())
+    assert [name for name, _ in words["estimators"]] == ["speedup_geomean", "tau_micro"]
+    assert all(f"{name}: {meaning}" in words["caption"][0] for name, meaning in words["estimators"])
+    words["estimators"] = [["speedup_paper", "one meaning"], ["tau_paper", "another"]]
+    path.write_text(json.dumps(words))
     (sheet,) = sheets.read(results)
     assert sheet.grids[0].estimators == ["speedup_paper", "tau_paper"]
-    page.write_text(told.replace("speedup_paper: ", "").replace("tau_paper: ", ""))
-    assert sheets.read(results)[0].grids == []
+    path.unlink()  # a table that nothing is said of is shown in full only, under its name
+    (sheet,) = sheets.read(results)
+    assert (sheet.title, sheet.caption, sheet.grids) == ("toy", [], [])
+    assert len(sheet.rows) == 3
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"title": "x"}', '{"title": "x", "caption": [], "estimators": [1]}'])
+def test_words_of_another_form_are_named_and_no_traceback(results: Path, content: str) -> None:
+    (results / "tables" / "toy.json").write_text(content)
+    with pytest.raises(
+        DamagedRecordError, match=r"toy\.json does not describe a table .*; remove it and draw it again"
+    ):
+        page.render(results)
 
 
 def test_a_method_without_weights_and_a_table_of_another_shape(results: Path) -> None:
@@ -187,7 +201,7 @@ def test_damage_is_an_error_that_names_the_line(results: Path) -> None:
 
 
 def test_scripts_are_short_and_never_make_html_of_a_string() -> None:
-    for path in (ROOT / "bench" / "html").iterdir():
+    for path in (ROOT / "bench" / "report" / "page" / "html").iterdir():
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= 400
         assert max(map(len, text.splitlines())) <= 120

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from bench.plan.cells import VANILLA
-from bench.records.store import Store
+from bench.records.block import to_record
+from bench.records.store import SCHEMA, Store
 from bench.report import layout, tables
 from bench.report.admissible import MixedHardwareError
 from bench.report.stats import ESTIMATORS, estimate, sums
@@ -130,8 +131,8 @@ def test_blocks_made_for_another_method_count_for_nothing(tmp_path: Path) -> Non
     store.write_session("elsewhere", {"hardware": GPU})
 
     def add(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        other = block("a", {VANILLA: [turn([1] * 99, 1.0, gaps=[[0, 9.0]])], "later": [turn([1], 1.0)]})
-        return [*blocks, {**other, "session": "elsewhere"}]
+        runs = {VANILLA: [turn([1] * 99, 1.0, gaps=[(0, 9.0)])], "later": [turn([1], 1.0)]}
+        return [*blocks, {"schema": SCHEMA, **to_record(block("a", runs, session="elsewhere"))}]
 
     rewritten(one, tmp_path, add)
     after = tables.collect([one], tmp_path)
@@ -178,10 +179,8 @@ def test_printed_values_stand_beside_ours_with_a_mark_where_they_differ(tmp_path
         for number, question in enumerate(made.questions):
             speed = 3.5 + 0.24 * number  # around the printed 3.62 of EAGLE-2, far from PLD's 1.61
             ours = [turn([1, 4, 4], 9 / speed, gaps=[])]
-            record = block(question.id, {VANILLA: [turn([1] * 9, 9.0, gaps=[])], "eagle2": ours, "pld": ours})
-            for run in record["runs"]:
-                run["method_id"] = made.method_ids.get(run["method"], VANILLA)
-            store.append_block({**record, "session": "s"})
+            runs = {VANILLA: [turn([1] * 9, 9.0, gaps=[])], "eagle2": ours, "pld": ours}
+            store.append_block(block(question.id, runs, ids=made.method_ids, session="s"))
         store.mark_done({"method_ids": list(made.method_ids.values())})
     report = tables.collect([made], tmp_path, "table1")
     rows = report.rows.set_index("method")
@@ -200,11 +199,33 @@ def test_printed_values_stand_beside_ours_with_a_mark_where_they_differ(tmp_path
     assert printed.loc[(0, "V 13B", "EAGLE-2"), "MT-bench"] == "4.26x / 4.83"
 
 
+@pytest.mark.parametrize(
+    ("decode", "published"),
+    [({}, True), ({"temperature": 0.5}, False), ({"top_p": 0.9}, False), ({"top_k": 5}, False)],
+    ids=["greedy", "another temperature", "top-p", "top-k"],
+)
+def test_a_printed_value_is_of_the_same_decoding(tmp_path: Path, decode: dict[str, Any], published: bool) -> None:
+    made = measured(tmp_path, "mt_bench", model={"name": "vicuna7b"}, decode=decode)
+    rows = tables.collect([made], tmp_path, "table1").rows.set_index("method")
+    assert pd.notna(rows.loc["pld", "speedup_paper_published"]) == published
+    assert (rows.loc["pld", "speedup_paper_source"] == tables.NEW) != published
+    assert "temperature" not in rows.columns, "the decode column says it"
+
+
+def test_a_rule_parts_the_decodings_of_a_latex_table(tmp_path: Path) -> None:
+    decodes: list[dict[str, Any]] = [{}, {"name": "t1", "temperature": 1.0}, {"name": "half", "temperature": 0.5}]
+    cells = [measured(tmp_path, "one", decode=decode) for decode in decodes]
+    _, _, body = layout.latex(tables.collect(cells, tmp_path), "A title", PAPER).partition("\\midrule\n")
+    parts = body.partition("\\bottomrule")[0].split("\\midrule\n")
+    assert [part.split(" & ")[0] for part in parts] == ["T=0", "T=1", "T=0.5"]
+    assert [part.count("\\\\\n") for part in parts] == [2, 2, 2]
+
+
 def test_a_question_without_a_second_cycle_is_left_out_and_said_to_be(tmp_path: Path) -> None:
     one = measured(tmp_path, "one")
 
     def shorten(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        blocks[0]["runs"][1]["turns"] = [turn([1, 8], 2.0, gaps=[])]
+        blocks[0]["runs"][1]["turns"][0] |= {"emitted": [1, 8], "end_ns": [2 * 10**9]}
         return blocks
 
     rewritten(one, tmp_path, shorten)
@@ -222,10 +243,8 @@ def test_variants_of_a_method_are_rows_of_their_own_in_the_order_given(tmp_path:
     with store.writing():
         store.write_session("s", {"hardware": MACHINE})
         for question in made.questions:
-            record = block(question.id, {name: [turn([1] * 9, 9.0, gaps=[])] for name in (VANILLA, *variants)})
-            for run in record["runs"]:
-                run["method_id"] = made.method_ids.get(run["method"], VANILLA)
-            store.append_block({**record, "session": "s"})
+            runs = {name: [turn([1] * 9, 9.0, gaps=[])] for name in (VANILLA, *variants)}
+            store.append_block(block(question.id, runs, ids=made.method_ids, session="s"))
         store.mark_done({"method_ids": list(made.method_ids.values())})
     page = layout.markdown(tables.collect([made], tmp_path), "A title", PAPER)
     first = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")]
@@ -252,12 +271,12 @@ def test_a_session_that_measured_nothing_does_not_count_as_a_machine(tmp_path: P
     assert tables.collect([one], tmp_path).machine == "1 x H200"
 
 
-def test_the_four_files_say_the_same_and_are_the_same_every_time(tmp_path: Path) -> None:
+def test_the_files_of_a_table_say_the_same_and_are_the_same_every_time(tmp_path: Path) -> None:
     cells = [measured(tmp_path, "one"), measured(tmp_path, "two")]
     report = tables.collect(cells, tmp_path)
     paths = layout.write(report, TABLE, tmp_path, PAPER)
     assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
-        f"tables/toy.{suffix}" for suffix in ("md", "csv", "tex", "parquet")
+        f"tables/toy.{suffix}" for suffix in ("md", "csv", "tex", "parquet", "json")
     ]
     before = [path.read_bytes() for path in paths]
     layout.write(tables.collect(cells, tmp_path), TABLE, tmp_path, PAPER)
@@ -299,7 +318,7 @@ def test_a_table_is_run_written_and_redrawn_byte_for_byte_without_torch(
     assert result.last_line["cells"] == 4
     files = {path.name: path for path in (tmp_path / "tables").iterdir()}
     # The command names tasks and methods, so this is not the whole of Table 1 and must not take its place.
-    assert set(files) == {f"table1-partial.{suffix}" for suffix in ("md", "csv", "tex", "parquet")}
+    assert set(files) == {f"table1-partial.{suffix}" for suffix in ("md", "csv", "tex", "parquet", "json")}
     rows = pd.read_csv(files["table1-partial.csv"])
     assert len(rows) == 2 * 3 * (2 + 1), "decodings x methods x (tasks and their mean)"
     assert set(rows["lossless"].dropna()) == {"identical 2/2"}
@@ -331,6 +350,7 @@ def test_a_laptop_redraws_what_another_profile_measured(
     automatic = [argument for argument in small_table if not argument.startswith("profile=")]
     for has_gpu in (True, False):
         monkeypatch.setattr("bench.records.hardware.has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr("bench.records.hardware.has_fast_bfloat16", lambda: True)
         result = command(*automatic, module="bench.report")
         assert result.code == 0, result.err
         assert "profile embedded: 4 of 4 cells" in result.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.records.block import Block
 from bench.report.stats import (
     ESTIMATORS,
     RESAMPLES,
@@ -22,8 +23,8 @@ from bench.report.stats import (
     estimate,
     mean,
     questions_for,
+    stability,
     sums,
-    verdict,
     without,
 )
 from tests.support.commands import block, turn
@@ -67,23 +68,23 @@ def test_item_11_the_paper_s_estimator_gives_the_paper_s_number_on_its_released_
     assert round(float(data.emitted.sum() / (data.cycles - data.turns).sum()), 3) == 3.658
 
 
-def by_hand(blocks: list[dict[str, Any]], method: str) -> dict[str, float]:
+def by_hand(blocks: list[Block], method: str) -> dict[str, float]:
     """Every estimator again, from its definition, in plain Python."""
     questions: dict[str, dict[str, float]] = {}
     for one in blocks:
-        found = {run["method_id"]: run["turns"] for run in one["runs"]}
+        found = {run.method_id: run.turns for run in one.runs}
         if method not in found:
             continue
-        q = questions.setdefault(one["question_id"], dict.fromkeys(("n", "c", "turns", "t", "s", "vt", "vs"), 0.0))
+        q = questions.setdefault(one.question_id, dict.fromkeys(("n", "c", "turns", "t", "s", "vt", "vs"), 0.0))
         for each in found[method]:
-            q["n"] += len(each["output_ids"]) - each["emitted"][0]
-            q["c"] += len(each["emitted"][1:])
-            q["turns"] += len(each["emitted"]) > 1  # the turns that had a cycle
-            q["t"] += len(each["output_ids"])
-            q["s"] += each["end_ns"][-1] * 1e-9
+            q["n"] += len(each.output_ids) - each.emitted[0]
+            q["c"] += len(each.emitted[1:])
+            q["turns"] += len(each.emitted) > 1  # the turns that had a cycle
+            q["t"] += len(each.output_ids)
+            q["s"] += each.end_ns[-1] * 1e-9
         for each in found["vanilla"]:
-            q["vt"] += len(each["output_ids"])
-            q["vs"] += each["end_ns"][-1] * 1e-9
+            q["vt"] += len(each.output_ids)
+            q["vs"] += each.end_ns[-1] * 1e-9
     rows = list(questions.values())
 
     def total(key: str) -> float:
@@ -110,7 +111,7 @@ TURNS = st.builds(turn, STEPS, st.floats(0.01, 100.0))
 
 
 @st.composite
-def many_blocks(draw: st.DrawFn) -> list[dict[str, Any]]:
+def many_blocks(draw: st.DrawFn) -> list[Block]:
     made = []
     for number in range(draw(st.integers(1, 5))):
         for repeat in range(draw(st.integers(1, 2))):
@@ -123,7 +124,7 @@ def many_blocks(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(max_examples=60)
 @given(many_blocks())
-def test_each_estimator_equals_its_definition(blocks: list[dict[str, Any]]) -> None:
+def test_each_estimator_equals_its_definition(blocks: list[Block]) -> None:
     data = sums(blocks, "m")
     expected = by_hand(blocks, "m")
     assert list(expected) == list(ESTIMATORS)
@@ -263,7 +264,7 @@ def test_a_question_without_a_cycle_has_no_tau_and_does_not_spoil_the_others() -
     for name in ("tau_micro", "tau_question"):
         one = estimate(name, sums([ended, other], "m"))
         assert (one.value, one.low, one.high) == (3.0, 3.0, 3.0)
-    nothing = estimate("tau_paper", sums([ended, ended | {"question_id": "too"}], "m"))
+    nothing = estimate("tau_paper", sums([ended, replace(ended, question_id="too")], "m"))
     assert math.isnan(nothing.value)
     assert estimate("speedup_geomean", sums([ended, other], "m")).value == pytest.approx(math.sqrt(2.0 * 3.5))
 
@@ -288,15 +289,15 @@ def test_the_interval_contains_the_truth_most_of_the_time() -> None:
 
 def test_verdicts_say_in_words_whether_a_number_is_stable() -> None:
     none = np.zeros(1)
-    assert verdict(Estimate(2.0, 1.9, 2.1, none), 80) == "stable: ±5.0%"
-    assert verdict(Estimate(2.0, 1.81, 2.19, none), 80) == "stable: ±9.5%; ±5% needs about 289"
-    text = verdict(Estimate(2.0, 1.2, 2.8, none), 6)
+    assert stability(Estimate(2.0, 1.9, 2.1, none), 80) == "stable: ±5.0%"
+    assert stability(Estimate(2.0, 1.81, 2.19, none), 80) == "stable: ±9.5%; ±5% needs about 289"
+    text = stability(Estimate(2.0, 1.2, 2.8, none), 6)
     assert text == "6 questions: too few for ±10% (±40.0%; ±5% needs about 384)"
-    assert verdict(Estimate(2.0, 1.2, 2.8, none), 60, bound=0.4) == "stable: ±40.0%; ±5% needs about 3840"
+    assert stability(Estimate(2.0, 1.2, 2.8, none), 60, bound=0.4) == "stable: ±40.0%; ±5% needs about 3840"
     assert questions_for(Estimate(2.0, 1.8, 2.2, none), 80) == 320, "half the width takes four times the questions"
     assert questions_for(Estimate(2.0, None, None, none), 1) is None
-    assert verdict(Estimate(2.0, 1.9, 2.1, none), 3) == "±5.0%, but 3 questions are too few to trust an interval"
-    assert verdict(Estimate(2.0, None, None, none), 1) == "1 question: no interval"
+    assert stability(Estimate(2.0, 1.9, 2.1, none), 3) == "±5.0%, but 3 questions are too few to trust an interval"
+    assert stability(Estimate(2.0, None, None, none), 1) == "1 question: no interval"
 
 
 def test_the_mean_over_tasks_is_unweighted_and_its_tasks_vary_independently() -> None:

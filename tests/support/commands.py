@@ -18,7 +18,7 @@ import bench.run
 import methods.train.__main__
 from bench.plan.cells import Cell, Question
 from bench.plan.schema import Decode, Hub, Measure, Model, Task
-from bench.records.store import SCHEMA
+from bench.records.block import Block, Run, Turn
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY_POINTS = {
@@ -124,12 +124,15 @@ def cell(**changes: Any) -> Cell:
     return Cell(**groups, methods=changes.get("methods", {"pld": {"max_ngram": 3}}), questions=questions)
 
 
-def turn(emitted: Sequence[int], seconds: float = 1.0, **more: Any) -> dict[str, Any]:
-    """One turn's record as far as derived numbers read it: tokens of each step, the prefill's first."""
-    return {"emitted": list(emitted), "output_ids": list(range(sum(emitted))), "end_ns": [int(seconds * 1e9)], **more}
+def turn(emitted: Sequence[int], seconds: float = 1.0, **more: Any) -> Turn:
+    """One turn as far as derived numbers read it: tokens of each step, the prefill's first."""
+    facts = {"output_ids": list(range(sum(emitted))), "end_ns": [int(seconds * 1e9)]}
+    return Turn(emitted=list(emitted), **facts | more)
 
 
-def block(question: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], repeat: int = 0) -> dict[str, Any]:
-    """One block's record; here a method's id is its name."""
-    records = [{"method": name, "method_id": name, "turns": list(turns)} for name, turns in runs.items()]
-    return {"schema": SCHEMA, "question_id": question, "repeat": repeat, "runs": records}
+def block(
+    question: str, runs: Mapping[str, Sequence[Turn]], repeat: int = 0, ids: Mapping[str, str] = {}, **more: Any
+) -> Block:
+    """One block; a method's id is its name, unless ``ids`` has another."""
+    found = [Run(name, ids.get(name, name), list(turns)) for name, turns in runs.items()]
+    return Block(question_id=question, repeat=repeat, runs=found, **more)

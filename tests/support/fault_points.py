@@ -138,14 +138,16 @@ def _watch_files(points: _Points) -> None:
 def _watch_work(points: _Points) -> None:
     import torch
 
+    import bench.measure.audit
+    import bench.measure.block_runner
     import bench.measure.session
     import bench.measure.traces
     from methods.train import eagle, export, hydra, loop, medusa, sps
 
-    for module in (bench.measure.session, bench.measure.traces):
+    for module in (bench.measure.session, bench.measure.block_runner, bench.measure.traces):
         module.decode = _steps(points, module.decode, module is bench.measure.traces)  # type: ignore[attr-defined]
     points.work(bench.measure.session, "load_model", "load")
-    points.work(bench.measure.session.audit, "gaps", "audit")
+    points.work(bench.measure.audit, "gaps", "audit")
     points.work(torch.nn.utils, "clip_grad_norm_", "training step")
     for module in (eagle, export, hydra, medusa, sps):
         _halve(points, module, "save_file")

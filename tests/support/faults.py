@@ -6,16 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.records.block import Block
 from bench.records.store import Store
 from tests.support.commands import Result, environment, tiny_settings, write_questions
 from tests.support.fault_points import Fault
 
 TURNS = [["Hello hello hello?"], ["One, two, one, two?", "And again, again?"], ["Why? Why?"]]
-MEASURED = {"end_ns", "phases_ns", "peak_bytes"}
+MEASURED: dict[str, Any] = {"end_ns": [], "phases_ns": {}, "peak_bytes": 0}
 """What no two runs share; all else of a turn is the same in a run that was struck and in one that was not."""
 
 
@@ -115,12 +116,9 @@ def left(results: Path) -> Left:
     )
 
 
-def _without(block: dict[str, Any]) -> dict[str, Any]:
-    runs = [
-        {**run, "turns": [{k: v for k, v in turn.items() if k not in MEASURED} for turn in run["turns"]]}
-        for run in block["runs"]
-    ]
-    return {**{key: value for key, value in block.items() if key != "session"}, "runs": runs}
+def _without(block: Block) -> Block:
+    runs = [replace(run, turns=[replace(turn, **MEASURED) for turn in run.turns]) for run in block.runs]
+    return replace(block, session=None, runs=runs)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 import bench.run
+from bench.records.block import Block
 from bench.records.store import Store
 
 
@@ -25,11 +25,11 @@ def main() -> None:
     output, seen, process = Path(sys.argv[1]), [], psutil.Process()
     real = Store.append_block
 
-    def append_block(store: Store, block: dict[str, Any]) -> None:
+    def append_block(store: Store, block: Block) -> None:
         before = time.process_time()
         real(store, block)
         now = time.process_time()
-        steps = sum(len(turn["emitted"]) for run in block["runs"] for turn in run["turns"])
+        steps = sum(len(turn.emitted) for run in block.runs for turn in run.turns)
         seen.append({"cpu_s": now, "append_s": now - before, "steps": steps, "bytes": process.memory_info().rss})
 
     Store.append_block = append_block  # type: ignore[method-assign]

@@ -9,8 +9,9 @@ import random
 import sys
 from pathlib import Path
 
+from bench.records.block import Block
 from bench.records.lock import Busy
-from bench.records.store import SCHEMA, Store
+from bench.records.store import Store
 
 
 def main(folder: Path, cells: int, records: int, seed: int) -> None:
@@ -25,8 +26,7 @@ def main(folder: Path, cells: int, records: int, seed: int) -> None:
                 with store.writing():
                     if store.done() is None:
                         for index in range(len(store.blocks()), records):
-                            block = {"question_id": str(index), "repeat": 0, "runs": [], "index": index}
-                            store.append_block({"schema": SCHEMA, "by": seed, "cell": number, **block})
+                            store.append_block(Block(session=str(seed), question_id=str(index), runs=[]))
                         store.mark_done({"by": seed})
                         print(number)
             except Busy:

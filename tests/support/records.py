@@ -26,10 +26,7 @@ def measured(results: Path, task: str, fast: float = 2.0, hardware: dict[str, An
         for number, question in enumerate(made.questions):
             ours = turn([1, 4, 4], 9 / fast / (1 + number / 2), gaps=[])
             runs = {VANILLA: [turn([1] * 9, 9.0, gaps=[])], "pld": [ours]}
-            record = block(question.id, runs)
-            for run in record["runs"]:
-                run["method_id"] = made.method_ids.get(run["method"], VANILLA)
-            store.append_block({**record, "session": "s"})
+            store.append_block(block(question.id, runs, ids=made.method_ids, session="s"))
         store.mark_done({"method_ids": list(made.method_ids.values())})
     return made
 

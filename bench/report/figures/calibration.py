@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from bench.plan.cells import VANILLA, Cell
 from bench.plan.schema import Style, Table
 from bench.report import published
-from bench.report.admissible import Measured, gather
+from bench.report.admissible import AdmissibleCell, gather
 from bench.report.figures.canvas import Drawing, page, styled
+from bench.report.figures.draft_nodes import confidences, draft_nodes
 from bench.report.tables import decoding
 
 BINS = 20
@@ -44,20 +45,16 @@ def draw(cells: Sequence[Cell], results: Path, table: Table, style: Style) -> Dr
     return Drawing(figure, numbers, said, evidence.holes, evidence.machine)
 
 
-def _nodes(one: Measured, label: str) -> pd.DataFrame:
+def _nodes(one: AdmissibleCell, label: str) -> pd.DataFrame:
     """Confidence and outcome of every node whose prefix was accepted, by question."""
     rows = []
-    for block in one.blocks:
-        for run in block["runs"]:
-            if run["method_id"] != one.method_ids[label]:
-                continue
-            for nodes in (turn["nodes"] for turn in run["turns"]):
-                for parents, hits, confidence in zip(nodes["parents"], nodes["hit"], nodes["confidence"], strict=True):
-                    taken = [True]
-                    for parent, hit, sure in zip(parents, hits, confidence, strict=True):
-                        if taken[parent]:
-                            rows.append((block["question_id"], sure, hit))
-                        taken.append(taken[parent] and bool(hit))
+    for question, nodes in draft_nodes(one, label):
+        for parents, hits, confidence in zip(nodes.parents, nodes.hit, confidences(label, nodes), strict=True):
+            taken = [True]
+            for parent, hit, sure in zip(parents, hits, confidence, strict=True):
+                if taken[parent]:
+                    rows.append((question, sure, hit))
+                taken.append(taken[parent] and bool(hit))
     frame = pd.DataFrame(rows, columns=["question", "confidence", "hit"])
     return frame.assign(model=one.cell.model.name, decode=decoding(one.cell.decode))
 

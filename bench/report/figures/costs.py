@@ -13,7 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.plan.cells import VANILLA, Cell
 from bench.plan.schema import Style, Table
-from bench.report.admissible import Evidence, Measured, gather
+from bench.records.block import turns_of
+from bench.report.admissible import AdmissibleCell, Evidence, gather
 from bench.report.figures.canvas import HATCHES, INKS, LINES, MARKERS, Drawing, page, panels, shown, styled
 from bench.report.layout import ordered
 from bench.report.stats import speedup_total, sums, tau_micro
@@ -49,11 +50,11 @@ def split(cells: Sequence[Cell], results: Path, table: Table, style: Style) -> D
             total = totals.setdefault(
                 tuple(_who(one, label).values()), dict.fromkeys([*PHASES, "cycles", "tokens"], 0.0)
             )  # type: ignore[arg-type]
-            for turn in _turns(one, label):
-                total["cycles"] += len(turn["emitted"]) - 1
-                total["tokens"] += sum(turn["emitted"][1:])
+            for turn in turns_of(one.blocks, one.method_ids[label]):
+                total["cycles"] += turn.cycles
+                total["tokens"] += turn.cycle_tokens
                 for phase in PHASES:
-                    total[phase] += turn["phases_ns"].get(phase, 0) / 1e6
+                    total[phase] += turn.phases_ns.get(phase, 0) / 1e6
     rows = []
     for (model, decode, label), total in totals.items():
         cycle = {phase: total[phase] / total["cycles"] for phase in PHASES}
@@ -78,7 +79,7 @@ def depth(cells: Sequence[Cell], results: Path, table: Table, style: Style) -> D
     for one in evidence.measured:
         for label in (label for label in one.verdicts if label != VANILLA):
             found = accepted.setdefault(tuple(_who(one, label).values()), [])  # type: ignore[arg-type]
-            found += [count for turn in _turns(one, label) for count in turn["accepted"][1:]]
+            found += [count for turn in turns_of(one.blocks, one.method_ids[label]) for count in turn.accepted[1:]]
     rows = [
         {"model": model, "decode": decode, "method": label, "depth": at,
          "share": float(np.mean(np.array(counts) >= at)), "cycles": len(counts)}
@@ -89,13 +90,8 @@ def depth(cells: Sequence[Cell], results: Path, table: Table, style: Style) -> D
     return _drawing(evidence, pd.DataFrame(rows), said, 2.5, _depth_panel)
 
 
-def _who(one: Measured, label: str) -> dict[str, Any]:
+def _who(one: AdmissibleCell, label: str) -> dict[str, Any]:
     return {"model": one.cell.model.name, "decode": decoding(one.cell.decode), "method": label}
-
-
-def _turns(one: Measured, label: str) -> list[dict[str, Any]]:
-    ident = one.method_ids[label]
-    return [turn for block in one.blocks for run in block["runs"] if run["method_id"] == ident for turn in run["turns"]]
 
 
 def _drawing(evidence: Evidence, numbers: pd.DataFrame, said: str, height: float, panel: Any) -> Drawing:

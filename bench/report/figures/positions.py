@@ -16,9 +16,11 @@ from matplotlib.axes import Axes
 
 from bench.plan.cells import VANILLA, Cell
 from bench.plan.schema import Style, Table
+from bench.records.block import Nodes
 from bench.report import published
-from bench.report.admissible import Measured, gather
+from bench.report.admissible import AdmissibleCell, gather
 from bench.report.figures.canvas import Drawing, page, panels, styled
+from bench.report.figures.draft_nodes import confidences, draft_nodes
 from bench.report.tables import decoding
 from methods.common.errors import ConfigError
 
@@ -39,22 +41,16 @@ def draw(cells: Sequence[Cell], results: Path, table: Table, style: Style) -> Dr
     return Drawing(figure, numbers, said + _words(numbers), evidence.holes, evidence.machine)
 
 
-def _dots(one: Measured, label: str) -> list[dict[str, object]]:
+def _dots(one: AdmissibleCell, label: str) -> list[dict[str, object]]:
     """A row for each question, position and rate."""
     by_question: dict[str, list[dict[str, np.ndarray]]] = {}
     tree: list[int] | None = None
-    for block in one.blocks:
-        for run in block["runs"]:
-            if run["method_id"] != one.method_ids[label]:
-                continue
-            for nodes in (turn["nodes"] for turn in run["turns"]):
-                for cycle, parents in enumerate(nodes["parents"]):
-                    tree = tree or parents
-                    if parents != tree:
-                        raise ConfigError(
-                            "figure 5 needs one static tree in every cycle; leave table=figure5's settings"
-                        )
-                    by_question.setdefault(block["question_id"], []).append(_rates(nodes, cycle, parents))
+    for asked, nodes in draft_nodes(one, label):
+        for cycle, parents in enumerate(nodes.parents):
+            tree = tree or parents
+            if parents != tree:
+                raise ConfigError("figure 5 needs one static tree in every cycle; leave table=figure5's settings")
+            by_question.setdefault(asked, []).append(_rates(label, nodes, cycle))
     rows = []
     for question, cycles in by_question.items():
         for rate in cycles[0]:
@@ -67,14 +63,14 @@ def _dots(one: Measured, label: str) -> list[dict[str, object]]:
     return rows
 
 
-def _rates(nodes: dict[str, list[list[float]]], cycle: int, parents: list[int]) -> dict[str, np.ndarray]:
-    hit = np.array(nodes["hit"][cycle], dtype=bool)
+def _rates(label: str, nodes: Nodes, cycle: int) -> dict[str, np.ndarray]:
+    hit = np.array(nodes.hit[cycle], dtype=bool)
     taken = [True]
-    for node, parent in enumerate(parents):
+    for node, parent in enumerate(nodes.parents[cycle]):
         taken.append(bool(hit[node]) and taken[parent])
     found = {"conditional, argmax": hit.astype(float), UNCONDITIONAL: np.array(taken[1:], dtype=float)}
-    if "target" in nodes:
-        ratio = np.array(nodes["target"][cycle]) / np.maximum(nodes["confidence"][cycle], 1e-30)
+    if nodes.target is not None:
+        ratio = np.array(nodes.target[cycle]) / np.maximum(confidences(label, nodes)[cycle], 1e-30)
         found = {"conditional, min(1, p/q)": np.minimum(ratio, 1.0), UNCONDITIONAL: found[UNCONDITIONAL]}
     return found
 

@@ -36,7 +36,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RecordedCell:
     """A cell as its folder tells it; ``state`` is done, unfinished, or what it failed with."""
 
     name: str
@@ -58,7 +58,7 @@ class Writer:
     cells: int
 
 
-def read(results: Path) -> list[Measured]:
+def read(results: Path) -> list[RecordedCell]:
     """Every cell of the results folder. A folder in which nothing was measured yet is no cell.
 
     Raises:
@@ -68,7 +68,7 @@ def read(results: Path) -> list[Measured]:
     found = []
     for folder in folders:
         with _as_recorded(folder):
-            found.append(_measured(Store(folder)))
+            found.append(_recorded(Store(folder)))
     return found
 
 
@@ -83,32 +83,34 @@ def _as_recorded(folder: Path) -> Iterator[None]:
         raise DamagedRecordError(f"{folder} holds records of another form ({error!r}); move it away") from None
 
 
-def sessions(cells: Sequence[Measured]) -> list[Writer]:
+def sessions(cells: Sequence[RecordedCell]) -> list[Writer]:
     """Every process that wrote a block or a trace, in the order they started."""
     names = sorted({name for cell in cells for name in cell.sessions})
     wrote = {name: [cell.sessions[name] for cell in cells if name in cell.sessions] for name in names}
     return [Writer(name, hardware.kind(facts[0]["hardware"]), facts[0], len(facts)) for name, facts in wrote.items()]
 
 
-def traces(cells: Sequence[Measured]) -> list[dict[str, Any]]:
+def traces(cells: Sequence[RecordedCell]) -> list[dict[str, Any]]:
     """Every trace with the cell it belongs to, as the viewer reads it."""
     return [{"cell": cell.name, **trace} for cell in cells for trace in cell.traces]
 
 
-def _measured(store: Store) -> Measured:
+def _recorded(store: Store) -> RecordedCell:
     config, blocks, traced = store.cell(), store.blocks(), store.traces()
     failed = store.failed()
     state = f"failed: {failed['error']}" if failed else "done" if store.done() else "unfinished"
     if short := sum(map(len, out_of_memory.recorded(blocks).values())):
         state += f", {short} runs out of memory"
     dtype = config["model"]["dtype"]
-    idents = dict.fromkeys((run["method"], run["method_id"]) for block in blocks for run in block["runs"])
-    wrote = {record["session"] for record in [*blocks, *traced]}
+    idents = dict.fromkeys((run.method, run.method_id) for block in blocks for run in block.runs)
+    wrote = {block.session for block in blocks} | {trace["session"] for trace in traced}
+    if None in wrote:
+        raise ValueError("a block without its session")
     written = {name: facts for name, facts in store.sessions().items() if name in wrote}
     for facts in written.values():
         hardware.kind(facts["hardware"])
         facts["provenance"].get("git")
-    return Measured(
+    return RecordedCell(
         name=store.folder.name,
         config=config,
         state=state,

@@ -1,10 +1,12 @@
 """results/tables/*.csv -> what the page shows of them: a grid as in the paper, and every column, both to sort.
 
-The tidy CSV is the one form of a table that other code may rely on; its Markdown gives title and caption.
+The tidy CSV is the one form of a table that other code may rely on. The JSON beside it gives title, caption and the
+estimators that a grid shows; a table without one is shown in full only.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import methods
 from bench.records.store import DamagedRecordError
 
 UNITS = {"speedup_paper": "×", "speedup_geomean": "×", "tau_paper": "", "tau_micro": ""}
-"""What a grid shows for each task: of these, what the table's caption explains. The full table has every estimator."""
+"""The estimators that a grid may show, and what follows their numbers."""
 
 _KEYS = ["model", "dtype", "decode", "method", "task"]
 
@@ -61,27 +63,40 @@ def _sheet(path: Path) -> Sheet:
         frame = pd.read_csv(path, dtype={"cell": str, "method_id": str})  # 12 hex digits can look like a number
     except ValueError as error:  # pandas' own are of this kind
         raise DamagedRecordError(f"{path} is no table ({str(error).splitlines()[0]}); remove it") from None
-    title, caption = _words(path.with_suffix(".md"), path.stem)
+    words = _words(path.with_suffix(".json"), path.stem)
     columns = [
         name
         for name in frame.columns
         if name.removesuffix("_low").removesuffix("_high") not in frame.columns or not name.endswith(("_low", "_high"))
     ]
     rows = [[_entry(row, name) for name in columns] for row in frame.to_dict("records")]
-    explained = [name for name in UNITS if any(f"{name}: " in paragraph for paragraph in caption)]
-    return Sheet(path.stem, title, caption, _grids(frame, explained), columns, rows)
+    return Sheet(path.stem, words.title, words.caption, _grids(frame, words.estimators), columns, rows)
 
 
-def _words(path: Path, name: str) -> tuple[str, list[str]]:
-    """The title and the paragraphs of a Markdown page, tables and headings left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    title = next((line.removeprefix("# ") for line in lines if line.startswith("# ")), name)
-    return title, [line for line in lines if line.strip() and not line.startswith(("|", "#"))]
+@dataclass(frozen=True)
+class _Words:
+    """What is said of a table: its title, the paragraphs below it, and the estimators that these explain."""
+
+    title: str
+    caption: list[str]
+    estimators: list[str]
+
+
+def _words(path: Path, name: str) -> _Words:
+    """Of the table of that name; its name alone if nothing is said of it."""
+    if path.is_symlink() or not path.exists():
+        return _Words(name, [], [])
+    try:
+        found = json.loads(path.read_bytes())
+        explained = [str(each) for each, _meaning in found["estimators"]]
+        return _Words(str(found["title"]), [str(line) for line in found["caption"]], explained)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedRecordError(f"{path} does not describe a table ({error!r}); remove it and draw it again") from None
 
 
 def _grids(frame: pd.DataFrame, explained: list[str]) -> list[Grid]:
     """One grid a model and decoding. A table with more than one row a method and task has no such grid."""
-    estimators = [name for name in explained if name in frame.columns]
+    estimators = [name for name in explained if name in UNITS and name in frame.columns]
     if frame.empty or not estimators or not set(_KEYS) <= set(frame.columns) or frame.duplicated(_KEYS).any():
         return []
     grids = []
