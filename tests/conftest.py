@@ -55,8 +55,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 # The same examples on every run: a red build must be red again on a laptop.
-settings.register_profile("house", deadline=None, derandomize=True, max_examples=100)
-settings.load_profile("house")
+settings.register_profile("project", deadline=None, derandomize=True, max_examples=100)
+settings.load_profile("project")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The matrix: every registered method, in several settings, must emit exactly the text of the model itself.
 
-The reference is no code of this house: the stock model reads the whole text at once, without a cache, and the token
+The reference is none of our own code: the stock model reads the whole text at once, without a cache, and the token
 after each prefix is an argmax or the draw of its position. Vanilla is one more method that must agree with it. To add a
 method, add its settings to ``SETTINGS`` and, if it needs weights, a function to ``WEIGHTS`` that writes random ones.
 """

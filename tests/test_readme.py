@@ -76,6 +76,17 @@ def test_links_point_at_files() -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_paths_in_prose_exist() -> None:
+    for named in re.findall(r"`((?:bench|conf|docs|methods|results|scripts|tests)/[^`\s<*]+)`", README):
+        assert (ROOT / named).exists(), named
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_no_line_of_a_page_is_over_120_characters(page: Path) -> None:
+    wide = [number for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120]
+    assert wide == []
+
+
 def _python(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment(), check=False

@@ -40,7 +40,7 @@ class Watch:
     def pytest_configure(self) -> None:
         from hypothesis import Phase, settings
 
-        settings.register_profile("unshrunk", settings.get_profile("house"), phases=[Phase.explicit, Phase.generate])
+        settings.register_profile("unshrunk", settings.get_profile("project"), phases=[Phase.explicit, Phase.generate])
         settings.load_profile("unshrunk")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -152,7 +152,8 @@ def test_the_three_commands_of_the_page_train_and_measure_heads_for_a_model_of_o
 ) -> None:
     """As docs/training.md has them, word for word; only sizes are added."""
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    lines = [line.strip() for line in page.splitlines() if line.startswith("    python") and "PATH" in line]
+    joined = page.replace("\\\n", "").splitlines()
+    lines = [line.strip() for line in joined if line.startswith("    python") and "PATH" in line]
     assert len(lines) == 3
     bench = ["task.count=1", "decode.max_new_tokens=8", "measure=quick", f"results={tmp_path}/results"]
     for line in lines:

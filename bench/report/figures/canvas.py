@@ -61,7 +61,7 @@ def page(height: float) -> Figure:
 
 
 def styled() -> AbstractContextManager[None]:
-    """The context in which axes are made, so that they take the house's sizes."""
+    """The context in which axes are made, so that they take our sizes and fonts."""
     return mpl.rc_context(_STYLE)
 
 
