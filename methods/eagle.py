@@ -31,8 +31,8 @@ from methods.loading.model_header import Outline
 @dataclass(frozen=True)
 class EagleConfig:
     """``tree``: a name of ``methods.heads.static_trees`` or a tree written out; ``draft_vocab``: see
-    ``methods.heads.draft_vocab``;
-    ``weights``: the head."""
+    ``methods.heads.draft_vocab``; ``weights``: the head.
+    """
 
     tree: str = "eagle_25"
     draft_vocab: int = 0

@@ -142,7 +142,7 @@ class Eagle2:
         self._head.end_draft()
         pool_tokens, values, confidences = (torch.cat(part) for part in zip(*pools, strict=True))
         expanded = torch.cat(frontiers)
-        # Of the last frontier no child was asked for; the first level's parent is the root.
+        # The last frontier was not expanded, so it has no children; the first level's parent is the root.
         parents = torch.cat([torch.full_like(tokens, -1), expanded[:-k].repeat_interleave(k)])
         return Pool(pool_tokens, values, confidences, parents, tuple(starts), expanded)
 
@@ -156,7 +156,8 @@ def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
 
 
 def _best_below(pool: Pool) -> Float[Tensor, "pool"]:
-    """Each node's confidence or the best of any descendant's: ranking by it takes missing ancestors along."""
+    """Each node's own confidence or that of its best descendant, so that ranking by it selects a node's ancestors too.
+    """
     best = pool.confidence.clone()
     ends = (*pool.level_starts[1:], best.shape[0])
     for start, end in reversed(list(zip(pool.level_starts, ends, strict=True))[1:]):

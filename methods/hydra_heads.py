@@ -44,8 +44,8 @@ _BLOCKS = {True: (3, 5, 7), False: (1, 2, 3)}
 @dataclass(frozen=True)
 class HydraConfig:
     """``tree``: a name of ``methods.heads.static_trees`` or a tree written out; ``draft_vocab``: see
-    ``methods.heads.draft_vocab``;
-    ``weights``: the heads."""
+    ``methods.heads.draft_vocab``; ``weights``: the heads.
+    """
 
     tree: str = "mc_sim_7b_63"
     draft_vocab: int = 0

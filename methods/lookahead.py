@@ -1,6 +1,6 @@
 """Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): Jacobi iterations fill a pool of n-grams to guess from.
 
-A window of N-1 levels and W columns rides in every forward. Level l, column j guesses the token l+j places after the
+Every forward carries a window of N-1 levels and W columns. Level l, column j guesses the token l+j places after the
 root; the argmax at the newest level extends every column by one token, and each full column is an n-gram for the
 pool. The pool's n-grams that begin with the root are the draft, verified in the same forward.
 
@@ -69,7 +69,7 @@ class Pool:
 
 
 class Lookahead:
-    """Drafts a trie of pooled n-grams; the window rows ride along and are never accepted."""
+    """Drafts a trie of pooled n-grams; the window's rows are in the same forward and are never accepted."""
 
     Config = LookaheadConfig
     rejection = False
@@ -132,7 +132,7 @@ class Lookahead:
 def _layout(
     parents: tuple[int, ...], levels: int, columns: int, device: torch.device
 ) -> tuple[list[tuple[int, int]], Tree, Bool[Tensor, "rows rows"], Tensor]:
-    """The window's cells; the guesses' tree; mask and offsets of both: kept, since most shapes come again."""
+    """The window's cells; the guesses' tree; mask and offsets of both. Cached, since most shapes recur."""
     tree = from_list(parents, device)
     cells, window_mask, offsets = _window(levels, columns, device)
     rows = tree.size + len(cells)

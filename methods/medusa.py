@@ -36,8 +36,8 @@ _FILES = ("medusa_lm_head.pt",)
 @dataclass(frozen=True)
 class MedusaConfig:
     """``tree``: a name of ``methods.heads.static_trees`` or a tree written out; ``draft_vocab``: see
-    ``methods.heads.draft_vocab``;
-    ``weights``: the heads."""
+    ``methods.heads.draft_vocab``; ``weights``: the heads.
+    """
 
     tree: str = "mc_sim_7b_63"
     draft_vocab: int = 0

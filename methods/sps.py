@@ -32,7 +32,7 @@ from methods.loading.model_header import Outline
 from methods.loading.sources import Source, source_of
 
 _LONGEST = 64
-"""The heuristic schedule never drafts more: it only bounds the cache."""
+"""The heuristic schedule never drafts more. The bound is only there to size the cache."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,16 @@ class SpS:
 
     def observe(self, outcome: Outcome) -> None:
         accepted = len(outcome.path) - 1
-        # Fed were the root and all drafted tokens but the last; rows behind the accepted ones were never true.
+        # The draft was fed the root and all drafted tokens but the last; rows behind the accepted ones are dropped.
         self.draft.cache.length = min(self.draft.cache.length, self._root_row + 1 + accepted)
         if self._config.schedule == "heuristic":
             grown = min(self._gamma + 2, _LONGEST) if accepted == self._gamma else self._gamma - 1
             self._gamma = max(grown, 1)
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """A target may be padded past its tokenizer, the draft less so: such an id reads as the draft's last."""
+        """The target's vocabulary may be padded further than the draft's; an id beyond the draft's is read as its last
+        one.
+        """
         return tokens.clamp(max=self.draft.vocab - 1) if self.draft.vocab < self._vocab else tokens
 
     def _feed(self, tokens: Tensor) -> Tensor:
@@ -115,7 +117,7 @@ class SpS:
         hidden = self.draft.forward(self._known(tokens), tree.depths, tree.mask)
         self.draft.cache.length += tokens.shape[0]
         logits = self.draft.logits(hidden[-1:])
-        short = self._vocab - logits.shape[1]  # below zero: the draft is padded further, and loses that
+        short = self._vocab - logits.shape[1]  # negative if the draft is padded further: the surplus is cut
         return torch.nn.functional.pad(logits, (0, short), value=-torch.inf) if short else logits
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a machine with a GPU can show, in ten minutes at most; run it from a checkout with make setup done:
+# Checks that need a GPU, in ten minutes at most; run it from a checkout after make setup:
 #
 #   scripts/gpu_check.sh              # writes results/gpu/<GPU>/: records, tables, shapes-*.json
 #   scripts/gpu_check.sh --rehearse   # the same steps at toy sizes on a CPU, into a temporary folder

@@ -4,7 +4,7 @@
 #   scripts/local_slurm.sh up FOLDER     writes FOLDER/env.sh (source it, then sbatch works) when the node is idle
 #   scripts/local_slurm.sh down FOLDER   ends the jobs and the daemons that `up` started
 #
-# LOCAL_SLURM_CPUS (2) and LOCAL_SLURM_PORT (16917, and the next) may be set. FOLDER must be short: unix sockets lie in it.
+# LOCAL_SLURM_CPUS (2) and LOCAL_SLURM_PORT (16917, and the next) may be set. FOLDER must be short: unix sockets.
 set -euo pipefail
 folder=$(mkdir -p "$2" && cd "$2" && pwd -P)
 export SLURM_CONF=$folder/slurm.conf

@@ -28,7 +28,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def unless_fruitless(written: Callable[[], int]) -> Iterator[None]:
-    """A task whose time limit holds no block would be requeued for ever. ``written`` counts what the task has so far.
+    """Stop requeueing a task whose time limit cannot hold one block. ``written`` counts what the task has so far.
 
     Raises:
         ConfigError: in place of ``Stopped``, if the time limit ended a requeued run that wrote nothing more.

@@ -1,7 +1,7 @@
 """``launcher=slurm``: hands the cells that lack something to hydra-submitit-launcher, as one array, and waits.
 
-The command that was typed is run again as a Hydra sweep over ``plan.index``, so a task takes the same road as a run on
-a laptop. Nothing of the launcher reaches a cell's id.
+The command that was typed is run again as a Hydra sweep over ``plan.index``, so a task runs the same code as a run on a
+laptop. Nothing of the launcher is part of a cell's id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.plan.schema import Launcher
 from methods.common.errors import ConfigError
 
 _FOR_EVER = 1000
-"""Each further run of a task makes blocks where its time limit holds one, so there is no number to give up after."""
+"""Requeues allowed. Every run of a task adds blocks if its time limit holds one, so any small number would be wrong."""
 
 
 def submit(launcher: Launcher, given: Sequence[str], indices: Sequence[int], results: Path) -> int:

@@ -1,10 +1,10 @@
-"""The cost card: what a token and a cycle must cost on this machine at least, and how near the records come.
+"""The cost card: the least that a token and a cycle can cost on this machine, and how near the records come to it.
 
-A forward reads every weight and the text's keys and values once and multiplies its rows by the weights: it can't take
-less than bytes / copy bandwidth, nor than arithmetic / product rate. A cycle is one target forward and the draft's. The
-card before a run says from which tau a method pays at these bounds; the one after it the share of the bound that was
-reached, and the speedup that the bound and the measured tau predict beside the one that was measured. Records and
-bounds only: nothing here decides a table.
+A forward reads every weight and the text's keys and values once, and multiplies its rows by the weights. It cannot take
+less time than bytes / copy bandwidth, nor than arithmetic / product rate. A cycle is one target forward and the draft's
+forwards. Before a run, the card says from which tau a method pays at these bounds. After a run, it says which share of
+the bound was reached, and compares the speedup that the bound and the measured tau predict with the measured one. It
+uses records and bounds only, and no table depends on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.records.block import Block
 from methods.heads.cycle_cost import Work, work
 
 _CONTEXT = 512
-"""Tokens in the cache, before a run has told."""
+"""Tokens assumed to be in the cache before there are records."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Bound:
 
 
 def bound(cycle: Work, size: Size, element: int, speeds: Speeds, context: float) -> Bound:
-    """The least a cycle can take; each forward is bound by whichever is slower."""
+    """The least time a cycle can take: each forward is limited by its reading or its arithmetic, whichever is slower.
+    """
     forwards = [
         (1, cycle.rows, size.read, size.cache_elements * context),
         (cycle.passes, cycle.pass_rows, cycle.elements, 0.0),
@@ -81,7 +82,7 @@ def before(cell: Cell, speeds: Speeds) -> list[str]:
 
 
 def after(cell: Cell, blocks: Iterable[Block], speeds: Speeds) -> list[str]:
-    """Of vanilla and each method: the share of the bound that its cycles reached, predicted and measured speedup."""
+    """For vanilla and each method: the share of the bound that its cycles reached, predicted and measured speedup."""
     size, measured = model_sizes.of_target(cell.model), _cycles(blocks, cell.method_ids)
     if size is None or VANILLA not in measured:
         return []
@@ -114,7 +115,7 @@ class _Cycle:
 
 
 def _cycles(blocks: Iterable[Block], idents: Mapping[str, str]) -> dict[str, _Cycle]:
-    """Of the methods with these ids, and of vanilla in their blocks: a folder keeps what other settings measured."""
+    """Means for the methods with these ids, and for vanilla in their blocks; blocks of other settings are left out."""
     names = {ident: name for name, ident in idents.items()}
     sums: dict[str, list[float]] = {}
     for block in blocks:

@@ -1,9 +1,9 @@
 """How fast this CPU copies and multiplies: measured once, kept in the user's cache by CPU, threads and dtype.
 
-A bound on decoding needs two numbers, which a data sheet knows for a GPU at best. Each is the best of a few tries, by
-the process's own time where that is less (others' work does not count). One taken on a busy machine is still too low,
-and stays until its file is removed (``speeds.json`` in ``DRAFTBENCH_CACHE``, default ``~/.cache/draftbench``). Torch
-loads only to measure.
+A bound on decoding needs these two numbers, and data sheets give them for GPUs at best. Each number is the best of a
+few tries. A try counts its CPU time where that is less than wall time, so that other processes do not count. A number
+taken on a busy machine is still too low, and stays until its file is removed (``speeds.json`` in ``DRAFTBENCH_CACHE``,
+default ``~/.cache/draftbench``). Torch is imported only to measure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from methods.common.atomic_write import write_atomically
 from methods.common.paths import cache_folder
 
 _COPIED = 2**28
-"""Bytes of the copied operand: beyond the last cache of any CPU of today but a few."""
+"""Bytes of the copied operand: larger than the last-level cache of nearly every CPU of today."""
 _ROWS, _SIDE = 256, 2048
 _TRIES, _ENOUGH_NS = 5, 10**9
 
@@ -37,7 +37,7 @@ class Speeds:
 
 
 def known(dtype: str) -> Speeds | None:
-    """What was measured before; None if nothing was, or the file is none of ours."""
+    """What was measured before; None if nothing was, or the file is not in our format."""
     return _kept().get(f"{_kind()}, {dtype}")
 
 

@@ -1,10 +1,10 @@
 """What a cell will cost before it is run: memory, download and hours, each with what the figure rests on.
 
-Hours come from records of the same kind of device, if there are any: of the cell itself, else of another cell of its
-model. Else from a roofline: at batch 1 a forward reads every weight once, so a token of vanilla takes weights /
-(bandwidth x ``REACHED``), the bandwidth being a GPU's by its data sheet or this CPU's as measured; every turn is as
-long as allowed, and a method is taken to be as slow as vanilla. That is an upper bound in tokens and speed alike.
-Loading, warm-up and audit are not in it.
+Hours come from records of the same kind of device, if there are any: of the cell itself, or else of another cell of its
+model. Otherwise they come from a roofline. At batch 1 a forward reads every weight once, so a token of vanilla takes
+weights / (bandwidth x ``REACHED``), where the bandwidth is a GPU's by its data sheet or this CPU's as measured. Every
+turn is taken to be as long as allowed, and every method to be as slow as vanilla, so this is an upper bound in tokens
+and in time per token. Loading, warm-up and audit are not in it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bench.records import hardware
 from bench.records.store import Store
 
 REACHED = 0.6
-"""Share of the peak bandwidth that stock decoding at batch 1 commonly reaches; a plan's guess, not a measurement."""
+"""Share of the peak bandwidth that stock decoding at batch 1 usually reaches: an assumption, not a measurement."""
 HEADROOM_BYTES = 2e9
-"""The driver's context, workspaces, logits of a prompt's audit."""
+"""For the driver's context, workspaces, and the logits of a prompt's audit."""
 FILLED = 0.95
-"""Of each GPU's memory, where layers are laid over several: they do not divide evenly."""
+"""Share of each GPU's memory that is usable when layers are spread over several: they do not divide evenly."""
 _CHARACTERS_PER_TOKEN = 3
 _UNKNOWN_HEAD = 0.2
-"""Of the target's size, where nothing tells how large a draft head is: above the share of any head of a 7B model."""
+"""A draft head of unknown size, as a share of its target: more than any published head of a 7B model takes."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Pace:
 
 
 def device(plan: Plan) -> Device:
-    """The GPU that is named, else the one that is here."""
+    """The GPU that the plan names, or else what this machine has."""
     facts = hardware.describe()
     found = facts["gpus"]
     if plan.gpu:
@@ -128,7 +128,7 @@ def pace(store: Store, where: Device, basis: str) -> Pace | None:
 
 
 def roofline(cell: Cell, where: Device) -> Pace | None:
-    """The bound from bandwidth alone, on a CPU the measured one; None without a known GPU or size."""
+    """The bound from bandwidth alone (on a CPU as measured there); None without a known GPU or model size."""
     size = model_sizes.of_target(cell.model)
     if size is None or (where.gpu is not None and where.gpu.bandwidth is None):
         return None
@@ -145,7 +145,7 @@ def roofline(cell: Cell, where: Device) -> Pace | None:
 
 
 def hours(cell: Cell, turns: Mapping[tuple[str, ...], int], pace: Pace) -> float:
-    """Hours of decoding for so many turns by the methods that take them; vanilla goes along.
+    """Hours of decoding for so many turns of each set of methods; vanilla runs in every block.
 
     A method without a pace of its own counts as vanilla.
     """
@@ -156,7 +156,7 @@ def hours(cell: Cell, turns: Mapping[tuple[str, ...], int], pace: Pace) -> float
 
 
 def _longest(cell: Cell) -> int:
-    """Tokens of the longest text, by its characters: prompts are not tokenized for a plan."""
+    """Tokens of the longest text, estimated from its characters: a plan tokenizes no prompts."""
     return max(
         sum(map(len, question.turns)) // _CHARACTERS_PER_TOKEN + len(question.turns) * cell.decode.max_new_tokens
         for question in cell.questions

@@ -1,4 +1,4 @@
-"""What a plan must know of a GPU: memory and bandwidth, as NVIDIA's data sheets print them."""
+"""What a plan must know about a GPU: memory and bandwidth, as NVIDIA's data sheets print them."""
 
 from __future__ import annotations
 

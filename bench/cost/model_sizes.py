@@ -1,7 +1,8 @@
-"""How large a model is, found without loading it: counted in its files where they are here, else from a list.
+"""How large a model is, found without loading it: counted in its files if they are here, or else from a list.
 
-The list, ``data/sizes.json``, follows from the published configs: two embeddings (one if tied), and per layer the
-attention's and the MLP's matrices and two norms; an EAGLE head is one such layer and the matrix that joins its inputs.
+The list, ``bench/data/model_sizes.json``, follows from the published configs: two embeddings (one if tied), and per
+layer the matrices of attention and MLP and two norms. An EAGLE head is one such layer and the matrix that joins its
+inputs.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Size:
 
     @property
     def read(self) -> int:
-        """Weights that a forward reads: all, but the rows of an embedding that is no output head too."""
+        """Weights that a forward reads: all but the embedding, unless it is tied to the output head."""
         return self.parameters - (0 if self.tied else self.vocab * self.hidden)
 
 
 def of_target(model: Model) -> Size | None:
-    """From the model's files on this machine, else from the list; None if neither tells."""
+    """From the model's files on this machine, or else from the list; None if it is in neither."""
     folder = local_folder(model.kind, model.id, model.revision)
     if folder and (folder / "config.json").is_file() and (found := _of_folder(folder)):
         return found
@@ -59,7 +60,7 @@ def of_head(weights: Any) -> int | None:
 
 
 def of_whole_draft(weights: Any) -> int | None:
-    """Weights that a forward of a listed causal LM reads, its output matrix among them; None for any other draft."""
+    """Weights that a forward of a listed causal LM reads, with its output matrix; None for any other draft."""
     known = _listed().get(weights["id"] if isinstance(weights, dict) else str(weights), {})
     return known["parameters"] - known["vocab"] * known["hidden"] if "vocab" in known else None
 

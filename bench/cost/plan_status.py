@@ -1,7 +1,7 @@
-"""What a grid is, costs and needs before it runs, and how far it is while it runs: one line a cell, and JSON last.
+"""What a grid contains, costs and needs before it runs, and its progress while it runs: one line a cell, JSON last.
 
-Written for grids of thousands of cells: a done cell costs one small file, an untouched one nothing, and records are
-read for speed at most once a model.
+It is fast enough for grids of thousands of cells: a done cell costs reading one small file, an untouched one nothing,
+and records are read for speed at most once a model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.records.store import Store
 from methods.common.errors import ConfigError
 
 _TRIES = 3
-"""Cells of a model that are asked for its speed; where none of them ran on this kind of device, none may have."""
+"""At most so many cells of a model are searched for its speed on this kind of device."""
 
 
 def pick(cells: list[Cell], index: int) -> Cell:
@@ -155,7 +155,7 @@ class _Paces:
 
 
 def _state(cell: Cell, results: Path, here: set[str]) -> tuple[str, int, dict[tuple[str, ...], int]]:
-    """In words; blocks to run; and their turns by the methods that take them."""
+    """The cell's state in words, the blocks to run, and their turns by the methods that take part."""
     if cell.idle:
         return "no weights", 0, {}
     if cell.name not in here:
@@ -173,12 +173,12 @@ def _state(cell: Cell, results: Path, here: set[str]) -> tuple[str, int, dict[tu
 
 
 def _device_of(cell: Cell, where: Device, plan: Plan) -> Device:
-    """A model that is pinned to the CPU needs no GPU, unless the plan names one."""
+    """The device that a cell is priced for: a model pinned to the CPU needs no GPU, unless the plan names one."""
     return replace(where, gpu=None, count=1) if cell.model.device.startswith("cpu") and not plan.gpu else where
 
 
 def _refusal(cell: Cell, where: Device, memory: float | None) -> str | None:
-    """Why a target cannot run there, and what would do; None if it can or nobody knows its size."""
+    """Why a target cannot run there and what would help; None if it can, or if its size is unknown."""
     spread = cell.model.device == "map"
     if memory is None or memory <= where.capacity(spread):
         return None

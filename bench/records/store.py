@@ -129,7 +129,7 @@ class Store:
         write_atomically(self.folder / "FAILED.json", _pretty(facts))
 
     def done(self) -> dict[str, Any] | None:
-        """What ``mark_done`` was told; None too if blocks it spoke for have been lost since."""
+        """What ``mark_done`` was told. None also if blocks.jsonl is shorter than when DONE was written."""
         found = _read_json(self.folder / "DONE")
         whole = found is None or _ends_a_line(self.folder / "blocks.jsonl", found.get("blocks_bytes", 0))
         return found if whole else None

@@ -129,7 +129,7 @@ def latex(report: Report, title: str, style: Style) -> str:
 
 
 def _signs(row: dict[str, Any], doubt: Doubt | None) -> str:
-    """LaTeX footnote marks. The second table of Markdown says it in words, for which a float has no place."""
+    """LaTeX footnote marks: * unstable, † not token-identical; Markdown says it in words."""
     if row["method"] == VANILLA or doubt is None:
         return ""
     return UNSTABLE * doubt.unstable + UNEQUAL * doubt.unequal

@@ -12,7 +12,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def cache_folder() -> Path:
-    """What is made or fetched once: ``DRAFTBENCH_CACHE``, else the user's cache directory."""
+    """The folder for what is made or fetched once: ``DRAFTBENCH_CACHE``, else one in the user's cache directory."""
     chosen = os.environ.get("DRAFTBENCH_CACHE")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftbench"
 

@@ -13,7 +13,7 @@ _FORM = (
     r"\bhf_[A-Za-z0-9]{20,}\b|\bgh[opsu]_\w{16,}|\bgithub_pat_\w{16,}|\bsk-[\w-]{16,}|\bAKIA[0-9A-Z]{12,}"
     r"|\beyJ[\w-]{8,}\.[\w.-]+|\bBearer\s+\S+|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
-# The singular alone: max_new_tokens is a setting.
+# Only the singular: max_new_tokens is a setting.
 _NAMED = r"((?:\b|_)(?:token|(?:secret|passw(?:or)?d|api_?key|access_?key)\w*)['\"]?\s*[=:]\s*)[^\s,}\]]+"
 _EITHER = re.compile(f"{_NAMED}|{_FORM}", re.IGNORECASE)
 _VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY)$", re.IGNORECASE)
@@ -28,6 +28,6 @@ def redact(text: str) -> str:
 
 
 def _from_environment() -> list[str]:
-    """Long ones alone: a key that is a word would take that word out of every text."""
+    """Values of 12 characters or more only: a shorter one may be a word, which would vanish from every text."""
     found = [value for name, value in os.environ.items() if _VARIABLE.search(name) and len(value) >= 12]
-    return sorted(found, key=len, reverse=True)  # one may begin as another does
+    return sorted(found, key=len, reverse=True)  # longest first: one may be the beginning of another

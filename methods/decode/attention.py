@@ -1,8 +1,8 @@
 """Grouped-query attention without the copies: registered with transformers under the name ``grouped``.
 
-The stock SDPA path expands the keys and values of each group to one copy per query head before the kernel runs, which
-on a CPU costs more than the attention itself. Query heads of a group are instead laid out as extra query rows of
-their one key/value head: the same numbers, read once.
+The stock SDPA path first copies the keys and values of each group once per query head, which on a CPU costs more than
+the attention itself. Here the query heads of a group become extra query rows of their one key/value head. The numbers
+are the same, and keys and values are read once.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ GRAIN = 256
 class KVCache:
     """Keys and values of ``layers`` layers, each ``[batch, kv_heads, capacity, head_dim]``.
 
-    Decoding has batch 1; training reads and writes many texts at once, all of one length. Buffers are made at the
-    first ``update``, from what the layer itself hands over: that settles the batch, the number of KV heads (GQA), the
-    head size, the dtype and the device without reading any config. With ``together`` (all layers on one device) they
-    are views of one pool, so that a path of a tree is kept by one gather; a layer of another shape gets its own.
-    ``least`` is a capacity to begin with, for whoever wants the buffers to stay where they are.
+    Decoding has batch 1; training reads and writes many texts at once, all of one length. Buffers are made at the first
+    ``update``: the states that the layer passes give batch, number of KV heads (GQA), head size, dtype and device, so
+    no config is read. With ``together`` (all layers on one device) the buffers are views of one pool, so that one
+    gather keeps a path of a tree; a layer of another shape gets buffers of its own. ``least`` is the smallest capacity
+    to allocate, for callers whose buffers must not move (CUDA graphs).
     """
 
     is_compileable = False
@@ -46,7 +46,7 @@ class KVCache:
     def reset(self, capacity: int) -> None:
         """Forget everything and make room for ``capacity`` rows."""
         self.length = 0
-        if capacity > self.capacity or None in self._keys:  # not all was allocated: there was no memory for it
+        if capacity > self.capacity or None in self._keys:  # an earlier allocation failed for lack of memory
             self.capacity = -(-max(capacity, self._least) // GRAIN) * GRAIN
             self._release()
 
@@ -69,7 +69,7 @@ class KVCache:
         return keys[:, :, :end], values[:, :, :end]
 
     def check_fits(self, rows: int) -> int:
-        """Where the last of these rows would end.
+        """The length of the cache with this many rows more.
 
         Raises:
             IndexError: as ``update``.
@@ -79,7 +79,7 @@ class KVCache:
         return end
 
     def blank(self, start: int, stop: int) -> None:
-        """Zero these rows of every layer: a weight of zero times a NaN left there is NaN."""
+        """Zero these rows of every layer: a masked key has weight zero, but zero times a stale NaN is NaN."""
         for buffer in self._allocations():
             buffer[..., start:stop, :].zero_()
 
@@ -115,7 +115,9 @@ class KVCache:
         self._pool, self._loose = None, []
 
     def _make(self, key_states: Tensor, value_states: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Buffers for a layer: its part of the pool, which the first layer makes, if it is like that one."""
+        """Make a layer's buffers: its part of the pool if it has the pool's shape, else its own. The first layer makes
+        the pool.
+        """
         batch, heads, _, dim = key_states.shape
         shape = (batch, heads, self.capacity, dim)
         alike = value_states.shape == key_states.shape
@@ -136,7 +138,7 @@ class KVCache:
         return keys[0, :, : self.length], values[0, :, : self.length]
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All there is of a layer, each ``[batch, kv_heads, capacity, head_dim]``; rows past ``length`` are stale."""
+        """A layer's whole buffers, each ``[batch, kv_heads, capacity, head_dim]``; rows past ``length`` are stale."""
         keys, values = self._keys[layer], self._values[layer]
         assert keys is not None
         assert values is not None

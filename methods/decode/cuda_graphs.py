@@ -1,12 +1,12 @@
 """Forwards of fixed shapes, replayed as CUDA graphs: ``model.runtime=graph``.
 
-On a GPU a forward of few rows ends before the host has launched its next kernel. A CUDA graph launches all of them at
-once, but repeats what was recorded: the same kernels on the same addresses. So a forward behind a text is run in a
-bucket: rows padded to a power of two, keys and values read up to a multiple of ``GRAIN``, and what changes (states,
-rotation, the slots that rows are written to, the mask) lies in buffers. A bucket runs ``Fused``'s layers and no other.
+On a GPU a forward of few rows ends before the host has launched its next kernel. A CUDA graph launches all kernels at
+once, but it repeats what was recorded: the same kernels on the same addresses. So a forward behind a text runs in a
+bucket: rows are padded to a power of two, keys and values are read up to a multiple of ``GRAIN``, and what changes
+(states, rotation, the slots that rows are written to, the mask) lies in buffers. A bucket runs ``Fused``'s layers.
 
-A row that pads repeats the last one: same state, same slot, same keys seen, so it writes what that one writes, and no
-room is needed for it. Reading a whole text is not recorded, since every length is another shape.
+Padding rows repeat the last row, so they rewrite the same values and need no space. The prefill is not recorded, since
+every prompt length is another shape.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from methods.decode.cache import GRAIN, KVCache
 from methods.decode.fused import Fused
 
 _WARM = 2
-"""Forwards before the recording, in which libraries choose kernels and take their workspace."""
+"""Forwards run before the recording, so that libraries choose their kernels and allocate their workspace."""
 
 
 def refuse_without_gpu(device: torch.device) -> None:
@@ -42,7 +42,7 @@ class Graphed:
     """A stack of layers, called as ``methods.decode.fused.Fused`` is."""
 
     recorded = 0
-    """Buckets made in this process, by all stacks: a cycle in which this grew was no cycle to time."""
+    """Buckets recorded in this process, by all stacks. A cycle in which this grew must not be timed."""
 
     def __init__(self, layers: Sequence[Any], rotary: Any, norm: Any = None) -> None:
         self._fused = Fused(layers, rotary, norm)
@@ -63,9 +63,11 @@ class Graphed:
         return self._bucket(x, cache)(x, self._fused.rotation(x, positions), tail, cache)
 
     def _bucket(self, x: Tensor, cache: KVCache) -> _Bucket:
-        """The smallest one that holds these rows and this text; behind them nothing is left that a draft wrote."""
+        """The smallest bucket that holds these rows and this text, once the rows that drafts left behind the text are
+        zero.
+        """
         keys, made = cache.buffers(0)[0], self._made.get(cache)
-        if made is None or made.keys() is not keys:  # another allocation: what was recorded is of the one before
+        if made is None or made.keys() is not keys:  # a new allocation: the recorded graphs belong to the old one
             made = self._made[cache] = _Made(weakref.ref(keys), {}, _Recorder(x.device) if x.is_cuda else None)
         end = cache.check_fits(x.shape[0])
         if made.written > end:
@@ -80,10 +82,10 @@ class Graphed:
 
 
 class _Recorder:
-    """What the graphs of one allocation share, and nobody else: they are let go together.
+    """What the graphs of one allocation share with each other and with nobody else; they are freed together.
 
-    Memory between input and output, since none runs beside another; and the stream, whose cuBLAS workspace is part of
-    each graph and is cleared when one of that stream is let go.
+    They share the memory between input and output, since no two of them run at once. They also share the stream: its
+    cuBLAS workspace is part of each graph, and is cleared when a graph of that stream is freed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -108,7 +110,7 @@ class _Recorder:
 
 @dataclass
 class _Made:
-    """The buckets of one allocation of a cache, by rows and keys, and up to where it was written."""
+    """The buckets of one allocation of a cache, by (rows, keys), and the end of the rows written to it."""
 
     keys: Callable[[], Tensor | None]
     buckets: dict[tuple[int, int], _Bucket]
@@ -117,7 +119,7 @@ class _Made:
 
 
 class _Bucket:
-    """One shape: its buffers, and what replays it."""
+    """One shape: its buffers, and the function that replays it."""
 
     def __init__(
         self, fused: Fused, cache: KVCache, x: Tensor, rows: int, context: int, recorder: _Recorder | None
@@ -156,7 +158,8 @@ class _Bucket:
 
 
 class _Slots:
-    """A cache as a recorded forward uses it: rows go to the slots in ``index``, and as many keys are read as ever."""
+    """A cache as a recorded forward sees it: rows go to the slots in ``index``, and always ``context`` keys are read.
+    """
 
     def __init__(self, cache: KVCache, index: Tensor, context: int) -> None:
         self._cache: KVCache = weakref.proxy(cache)

@@ -35,8 +35,9 @@ class Draws:
     def gumbel(self, positions: range, vocab: int, device: torch.device) -> Float[Tensor, "positions vocab"]:
         """The noise of the target's token at consecutive absolute positions: standard Gumbel, float32, finite.
 
-        A vocabulary's noise is the beginning of a larger one's. Rows are kept until a later position comes first, so
-        a turn makes and uploads each once, and holds no more than its highest tree is high.
+        The noise of a smaller vocabulary is the beginning of a larger one's. A row is kept until the first position
+        asked for lies behind it. So a turn makes and uploads each row once, and holds at most as many rows as its
+        deepest tree has levels.
         """
         self._noise = {key: row for key, row in self._noise.items() if key[0] >= positions.start}
         for key in ((position, vocab, device) for position in positions):
@@ -46,9 +47,9 @@ class Draws:
         return torch.stack([self._noise[position, vocab, device] for position in positions])
 
     def _gumbel_row(self, position: int, vocab: int) -> np.ndarray:
-        # The position counts in the upper half of the 256-bit counter: streams of two positions never meet.
+        # The position counts in the upper half of the 256-bit counter, so the streams of two positions never overlap.
         bits = self._stream("target", position << 128).random_raw(vocab) >> np.uint64(12)
-        # 52 bits and a half: exact in float64 and never 0 or 1, so that both logarithms are finite.
+        # 52 bits plus one half: exact in float64 and never 0 or 1, so that both logarithms are finite.
         noise = (bits + 0.5) * 2.0**-52
         for _ in range(2):
             np.negative(np.log(noise, out=noise), out=noise)

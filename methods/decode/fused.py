@@ -1,11 +1,12 @@
 """The layers of the Llama family (Llama, Qwen2, Mistral), driven by few large operations: ``model.runtime=fused``.
 
-The weights are the stock module's, laid out anew: one product makes q, k and v, one makes gate and up, and both are
-packed once into the blocks that the CPU's matrix kernels read (oneDNN, where the CPU has it). Between the products is
-what a forward of few rows needs and no more: batch 1, rows as they come, the mask made once for all layers.
+The weights are the stock module's in another layout: one product makes q, k and v, one makes gate and up, and both are
+packed once into the blocks that the CPU's matrix kernels read (oneDNN, where the CPU has it). Between the products
+stands only what a forward of few rows needs: batch 1, rows in the order given, one mask for all layers.
 
-Query heads are stored as (share, kv_heads): those that share a key/value head then lie in memory as further query rows
-of that head, so grouped-query attention copies neither keys and values nor queries. ``o_proj``'s columns follow.
+Query heads are stored as (share, kv_heads). Those that share a key/value head then lie in memory as further query rows
+of that head, so grouped-query attention copies neither keys and values nor queries. The columns of ``o_proj`` follow
+the same order.
 
 RoPE tables come from the model's own module, so every scaling that transformers knows is computed by transformers.
 Fusing SiLU, the product of gate and up, or the residual into oneDNN's kernels gave nothing and is left out.
@@ -28,7 +29,7 @@ from methods.decode.cache import GRAIN, KVCache
 
 FAMILIES = ("Llama", "Qwen2", "Mistral")
 _SHAPES = 64
-"""Masks kept: more shapes than any method has, but lookahead, whose trie is of any size."""
+"""Masks kept at most. No method has more shapes except lookahead, whose trie has any size."""
 
 Product = Callable[[Tensor], Tensor]
 """``x -> x W^T + b`` for ``x`` [rows, in]."""
@@ -134,10 +135,10 @@ class _Layer:
 
 
 class _Mask:
-    """Zeros over the text and, over the newest keys, what a draft's rows may not see: added to the scores.
+    """The mask added to the scores: 0 over the text, and minus infinity over the draft rows that a row may not see.
 
-    A buffer's view from the right is the mask of any text that fits, so it is written once a tree, not once a cycle;
-    of a tree that changes only the corner is written. A head drafts level by level: each shape has a buffer.
+    The right end of a buffer is the mask of any text that fits, so the mask is written once per tree and not once per
+    cycle. Where the tree changes, only its corner is written. A head drafts level by level, so each shape has a buffer.
     """
 
     def __init__(self, share: int) -> None:
@@ -157,7 +158,7 @@ class _Mask:
             buffer[:, buffer.shape[1] - shape[1] :] = hidden.repeat_interleave(self._share, 0)
             self._kept[shape] = buffer, tail
         seen = buffer[:, buffer.shape[1] - length :]
-        if seen.is_cuda:  # its kernels want rows that start at multiples of 16 bytes; a view from the right does not
+        if seen.is_cuda:  # its kernels need rows aligned to 16 bytes, which a view from the right is not
             return seen.new_empty(seen.shape[0], -(-length // 8) * 8)[:, :length].copy_(seen)
         return seen
 
@@ -197,7 +198,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 def _packed(weight: Tensor, bias: Tensor | None) -> Product:
     # Without a number of rows to expect, the blocks suit one row as well as sixty (a hint of 1 costs 16 rows 10 %).
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-    bias = None if bias is None else bias.contiguous()  # the operator reads a strided one wrongly, without a word
+    bias = None if bias is None else bias.contiguous()  # the operator silently misreads a strided one
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def product(x: Tensor) -> Tensor:

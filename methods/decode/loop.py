@@ -1,8 +1,8 @@
-"""The one loop: prefill, then propose, verify, commit, observe, until stopped.
+"""The one loop: prefill, then propose, verify, commit, observe, until a stop rule ends the turn.
 
-Every method runs in it, vanilla included, so no method counts its own tokens, cuts its own text or owns a cache
-rule. The invariant at the start of a cycle: the newest committed token (the root) is not yet in the target's cache.
-``decode`` is a generator: the caller owns the clock.
+Every method runs in it, vanilla included, so no method counts its own tokens, cuts its own text or has its own rule for
+the cache. At the start of a cycle the newest committed token (the root) is not yet in the target's cache. ``decode`` is
+a generator, so its caller owns the clock.
 """
 
 from __future__ import annotations

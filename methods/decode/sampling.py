@@ -1,12 +1,12 @@
 """From logits to distributions to draws: the only file that calls softmax or draws a token.
 
-The target's own token is the winner of a race: the argmax of its warped logits plus Gumbel noise (Gumbel 1954; that an
-argmax so perturbed follows the softmax is the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030). The noise of
-absolute position t is read from a counter-based stream whose key is (seed, question, turn, purpose) and whose counter
-is t: it depends on nothing that a method does. So any method that samples from the target and matches must emit
-vanilla's very tokens, and the test of losslessness at T>0 is equality. An argmax survives rounding: it changes only
-where the two best scores lie closer than the logits' error. A point on the CDF does not: the interval of a rare token
-is narrower than the rounding of the sum below it.
+The target's own token is the argmax of its warped logits plus Gumbel noise (Gumbel 1954; that an argmax so perturbed
+follows the softmax is the Gumbel-max trick, Maddison et al. 2014, arXiv 1411.0030). The noise of absolute position t
+comes from a counter-based stream whose key is (seed, question, turn, purpose) and whose counter is t, so it depends on
+nothing that a method does. A method that samples from the target and matches must therefore emit exactly vanilla's
+tokens, and the test of losslessness at T>0 is equality. An argmax survives rounding: it changes only where the two best
+scores lie closer than the logits' error. A draw by inverse CDF does not survive it: the interval of a rare token is
+narrower than the rounding of the sum below it.
 
 Rejection rules draw by inverse CDF, each with uniforms of a purpose of its own. ``q`` of a stochastic draft is warped
 by the same functions as the target's ``p``.
@@ -89,7 +89,7 @@ def draw(probs: Float[Tensor, "*n vocab"], uniform: Float[Tensor, "*n"]) -> Int[
     cdf = probs.double().cumsum(-1)
     point = (uniform.double() * cdf[..., -1])[..., None]
     found = torch.searchsorted(cdf, point, right=True)[..., 0]
-    # u * total can round up to total itself: then the last token that has any mass is meant.
+    # u * total can round up to the total itself: then take the last token that has any mass.
     last = (cdf < cdf[..., -1:]).sum(-1)
     return torch.minimum(found, last)
 
@@ -99,7 +99,7 @@ def draw_siblings(
 ) -> tuple[Int[Tensor, "*n k"], Float[Tensor, "*n vocab"]]:
     """Draw k tokens without replacement, in order, one uniform each.
 
-    Returns the tokens and what is left of ``probs``. Where the support runs out, the id is 0 and its remaining
+    Returns the tokens and what remains of ``probs``. Where the support runs out, the id is 0 and its remaining
     probability is zero, so the verifier's own recomputation skips it.
     """
     left = probs.clone()
@@ -129,10 +129,10 @@ def scores(
     positions: range,
     depths: Int[Tensor, "nodes"] | None = None,
 ) -> Float[Tensor, "nodes vocab"]:
-    """What the target's token after each node is the argmax of: the logits, at T > 0 warped and with noise.
+    """Scores whose argmax is the target's token after each node: the logits, at T > 0 warped and with noise.
 
-    ``positions`` are the absolute positions that the tokens take, known on the host; ``depths`` says which of them
-    each node's is (default: one each, in order).
+    ``positions`` are the absolute positions that the tokens take, known on the host; ``depths`` says which of them is
+    each node's (default: one each, in order).
     """
     if sampling.greedy:
         return logits

@@ -1,4 +1,5 @@
-"""Decoder layers of transformers as they are, row by row: what a draft head runs on with ``model.runtime=hf``."""
+"""Decoder layers of transformers, unchanged and called row by row: what a draft head runs on with ``model.runtime=hf``.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from torch import Tensor
 from methods.decode.cache import KVCache
 
 Layers = Callable[[Tensor, Tensor, Tensor | None, KVCache], Tensor]
-"""Hidden states [rows, hidden], their positions [rows], which of the newest keys each row sees [rows, newest] (older
-ones it sees all; None: one row, or a whole text read causally), and the cache, whose length the caller moves."""
+"""From hidden states [rows, hidden] and their positions [rows] to hidden states. The third argument [rows, newest] says
+which of the newest keys each row sees; it sees all older ones. None means one row, or a whole text read causally. The
+rows are written into the cache, whose length the caller moves."""
 
 
 class Stock:

@@ -31,7 +31,7 @@ from methods.decode.tree import Tree
 RUNTIMES = ("hf", "fused", "graph")
 
 _SPARE = 256
-"""Rows of a draft behind the longest text. A larger draft's cache is allocated once more, no more than that."""
+"""Cache rows kept for a draft behind the longest text. A larger draft costs one more allocation, and no other harm."""
 
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far a fused state may lie from the stock module's, as a share of its norm. RMSNorm is float32 always."""
@@ -114,7 +114,7 @@ class Target:
     def prefill(self, ids: Int[Tensor, "prompt"], *, capacity: int) -> Float[Tensor, "prompt hidden"]:
         """Forget the text before, read a prompt into the cache, and return its last hidden states.
 
-        They are *post-norm*: what the output head reads, and what every draft head of this house was trained on.
+        They are *post-norm*: what the output head reads, and what all draft heads here were trained on.
         """
         self.cache.reset(capacity)
         hidden = self._read(ids, torch.arange(ids.shape[0], device=ids.device), None)
@@ -163,7 +163,8 @@ class Target:
         return drivers[self.runtime](layers, rotary, norm)
 
     def release(self) -> None:
-        """Let go of the stock layers' weights where ``fused`` has them in its own layout: memory for one model.
+        """Free the stock layers' weights where ``fused`` holds a copy in its own layout, so that one model's memory is
+        used.
 
         The stock module keeps its embedding and its output head, and cannot run afterwards.
         """
@@ -174,7 +175,8 @@ class Target:
     def new_cache(self, layers: int | None = None) -> KVCache:
         """A cache for as many layers as the target has, or for a draft's own.
 
-        On ``graph`` it holds the longest text from the start: a larger one would be another, and nothing recorded fits.
+        On ``graph`` it holds the longest text from the start: growing would move it, and the recorded graphs would be
+        lost.
         """
         least = self.context + _SPARE if self.runtime == "graph" else 0
         return KVCache(layers or int(self.model.config.num_hidden_layers), together=self._together, least=least)
@@ -222,9 +224,11 @@ class Target:
 
     @torch.inference_mode()
     def _check_fused(self) -> None:
-        """A prompt, then a small tree behind it: the fused states must be the stock module's, up to rounding.
+        """Compare the fused states with the stock module's, on a prompt and a small tree behind it; only rounding may
+        differ.
 
-        Every row; in 16 bits the median one, where a row of a text without meaning may go astray on either.
+        Every row is compared; in 16 bits the median row, since on a text without meaning single rows may stray in
+        either.
         """
         tokens = torch.linspace(0, self.vocab - 1, 16, device=self.device).long()
         offsets = torch.tensor([0, 1, 1, 1, 2, 2, 3, 3], device=self.device)

@@ -2,8 +2,12 @@
 
 ``torch.topk`` promises no order among equals, and equal scores are common: a bfloat16 logit has steps of 0.125, and a
 child of confidence 1 ties with its parent. A stable sort is exact but slow over a vocabulary, and so are the CPU's
-kernels for 16-bit floats. Floats above zero compare as their bits do, and integers are read fast. The best logits of a
-language model are above zero; where what was found is not, the row is read again, more slowly. NaN has no place here.
+kernels for 16-bit floats.
+
+This module packs score and index into one integer: key = index - bits * 2^20, where ``bits`` are the bits of the float
+read as an integer. Positive floats compare as their bits do, no two keys are equal, and key mod 2^20 is the index. The
+best logits of a language model are positive; where one found is not, the row is ranked again, more slowly. NaN is not
+supported.
 """
 
 from __future__ import annotations
@@ -15,13 +19,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _RUN = 128
-"""Scores of a run. Published vocabularies divide by it."""
+"""Scores in a run. Published vocabularies are multiples of it."""
 
 _NARROW = 512
-"""Up to this width one stable sort is quicker than the several operations that save it."""
+"""Up to this width one stable sort is faster than the several operations that would replace it."""
 
 _INDICES = 1 << 20
-"""A key is the index less the score's bits times this: no two are equal, and the index is the remainder."""
+"""key = index - bits * 2^20; key mod 2^20 is the index."""
 
 
 def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
@@ -42,8 +46,8 @@ def greedy(logits: Float[Tensor, "*n vocab"]) -> Int[Tensor, "*n"]:
 def top(scores: Float[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
     """Indices of the k largest, compared as float32, in descending order; ties go to the lowest.
 
-    Where all k found by their bits are above zero, nothing below zero was ranked before them. Else, and on a GPU, where
-    asking would wait for the device, negative bits are turned over first.
+    Ranking by raw bits is right if all k found are positive. Otherwise, and on a GPU, where checking would wait for the
+    device, the order of negative bits is reversed first.
 
     Raises:
         ValueError: for k above the width, or a width above 2^20.
@@ -67,15 +71,15 @@ def _bits(scores: Tensor) -> Int[Tensor, "*n width"]:
 
 
 def _ranked(bits: Int[Tensor, "*n width"], k: int) -> Int[Tensor, "*n k"]:
-    """Keys of the k largest, in ascending order: the best score has the lowest.
+    """Keys of the k largest, in ascending order: the best score has the lowest key.
 
-    Of a row that is read in runs only k runs are ranked score by score: those that come first when runs are ordered
-    by their maximum, equals by place. A run without one of the k largest can't be among them, since its own best
-    would be.
+    A wide row is cut into runs, and only k runs are ranked score by score: the first k when runs are ordered by their
+    maximum, equals by place. Any other run holds none of the k largest, since each of those k runs has a score that
+    comes before all of its own.
     """
     width = bits.shape[-1]
     places = _places(width, bits.device)
-    # Few kernels, since after a forward has emptied the CPU's caches each costs more than what it does.
+    # Few kernels: with cold caches each launch costs more than its work.
     if width >= 8 * _RUN and width % _RUN == 0 and k * _RUN < width:
         maxima = bits.view(*bits.shape[:-1], -1, _RUN).amax(-1)
         runs = _lowest(_places(width // _RUN, bits.device), maxima, k) % _INDICES

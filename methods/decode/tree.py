@@ -1,8 +1,7 @@
 """Draft trees as parent pointers: depths, ancestor masks and positions all follow from them.
 
-A tree is stored root first, every parent before its children (spec: topological order), so one index gather per
-level replaces the path tables with padding that other implementations carry, and a "phantom" token on a padded
-path cannot exist.
+A tree is stored root first, every parent before its children (topological order). One index gather per level then
+replaces the padded path tables of other implementations, and a "phantom" token on a padded path cannot exist.
 """
 
 from __future__ import annotations

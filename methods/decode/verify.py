@@ -1,9 +1,9 @@
 """Three acceptance rules. Each takes a draft and the target's logits and returns the accepted rows and one more token.
 
-* ``match``    deterministic drafts, and every draft at T=0: the target's own token at each node, walk while a child
-               holds it. Lossless because the emitted tokens *are* the target's draws; the tree only decides how far
-               one forward reaches. Emitting the mismatching draw itself, one draw per node and not per path, and no
-               second draw after a mismatch are what keeps it so.
+* ``match``    deterministic drafts, and every draft at T=0. The target's own token is drawn at each node, and the walk
+               goes down while a child holds it. Lossless because the emitted tokens *are* the target's draws; the tree
+               only decides how far one forward reaches. For that, the mismatching draw itself is emitted, there is one
+               draw per node and not per path, and nothing is drawn a second time after a mismatch.
 * ``chain``    one stochastic chain: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 * ``siblings`` stochastic siblings drawn without replacement: the rule of EAGLE (arXiv 2401.15077) at T>0.
 
@@ -26,7 +26,8 @@ _NO_MASS = 1e-12
 def accept(draft: Draft, logits: Float[Tensor, "heads vocab"], context: Context) -> tuple[list[int], list[int]]:
     """Apply the draft's rule.
 
-    Returns the accepted rows, root first, and the token that follows each: accepted drafts, and the target's own last.
+    Returns the accepted rows, root first, and the token that follows each: the accepted drafts, and last the bonus
+    token.
     """
     nodes = logits[: draft.tree.size]
     if draft.rule == "match" or context.sampling.greedy:

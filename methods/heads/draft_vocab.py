@@ -1,7 +1,7 @@
 """A reduced draft vocabulary: a draft ranks only the N tokens that the target's text uses most (FR-Spec, 2502.14856).
 
-The draft's output head is what drafting costs on a small target: a fifth of a whole target step, once a depth. With
-fewer rows a draft can't propose a rare token; the target still can say it, so nothing changes in what is decoded. The
+On a small target the draft's output head is most of what drafting costs: a fifth of a target step, at every depth. With
+fewer rows a draft cannot propose a rare token. The target still can emit it, so the decoded text does not change. The
 ranking lies beside the head's weights, in ``draft_vocab.safetensors``. Off (0) in the paper's settings.
 """
 

@@ -31,7 +31,8 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class EagleHead:
-    """A loaded head and its ``cache`` of true pairs, as many after ``catch_up`` as the target has rows."""
+    """A loaded head and its ``cache`` of true pairs; after ``catch_up`` it has as many as the target's cache has rows.
+    """
 
     def __init__(self, weights: Any, method: str, target: Target, *, draft_vocab: int = 0, widest: int = 1) -> None:
         checkpoint = Checkpoint(weights, method, _FILES)
@@ -48,12 +49,12 @@ class EagleHead:
         self._tokens = torch.tensor([*request.prompt_ids[1:], prefill.root], device=prefill.hidden.device)
 
     def observe(self, outcome: Outcome) -> None:
-        """Note the true features of the cycle's root and accepted tokens, each with the token that came after it."""
+        """Store the true features of the cycle's root and accepted tokens, each with the token that came after it."""
         self._features = outcome.hidden[outcome.path]
         self._tokens = torch.tensor(outcome.tokens, device=outcome.hidden.device)
 
     def catch_up(self) -> Float[Tensor, "1 hidden"]:
-        """Run the noted pairs into the cache for good; the last output is the predicted feature of the root."""
+        """Run the stored pairs into the cache, to stay; the last output is the predicted feature of the root."""
         rows, past = self._tokens.shape[0], self.cache.length
         offsets = torch.arange(rows, device=self._tokens.device)
         causal = chain(rows - 1, self._tokens.device).mask if past and rows > 1 else None

@@ -1,6 +1,6 @@
-"""A draft model that has only its layers in its file: it reads the target's embedding and writes by its output head.
+"""A draft model whose file holds only its layers: it uses the target's embedding and output head.
 
-``methods.train`` makes these (``method=sps``). Such a folder's ``config.json`` says ``"shares_embedding": true``; the
+``methods.train`` makes these (``method=sps``). Such a folder's ``config.json`` says ``"shares_embedding": true``. The
 vocabulary is the target's by construction, so there is no tokenizer to compare.
 """
 
@@ -19,7 +19,7 @@ from methods.loading.sources import Source
 
 
 def shares_embedding(source: Source) -> bool:
-    """Whether a folder says so; a model of its own is fetched and refused as any other."""
+    """Whether a folder says that it shares the target's embedding. A whole model is fetched and checked elsewhere."""
     if source.kind == "hub" or (source.kind == "folder" and not Path(source.id).expanduser().is_dir()):
         return False
     return bool(read_config(fetch(source) / "config.json").get("shares_embedding"))

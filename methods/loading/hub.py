@@ -1,8 +1,8 @@
 """Repositories of the Hugging Face hub: which commit, which of its files, and those files in the hub's own cache.
 
 The only file that reaches the network. Files come from a commit and never from a branch, so that a number can be
-measured again; no code of a repository is fetched or run. What lies in the cache is never asked for again, so a run
-after ``draftbench prefetch`` needs no network (``HF_HUB_OFFLINE=1``).
+measured again; no code of a repository is fetched or run. A file in the cache is not asked for again, so a run after
+``draftbench prefetch`` needs no network (``HF_HUB_OFFLINE=1``).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def resolve(repository: str, revision: str | None, kind: str = "model") -> str:
     """The commit that a branch or tag stands for now (None: the default branch).
 
     Raises:
-        ConfigError: if the hub cannot be asked, or has no such repository or revision, or keeps it from this user.
+        ConfigError: if the hub cannot be asked, has no such repository or revision, or this user may not see it.
     """
     from huggingface_hub import HfApi
 
@@ -75,9 +75,9 @@ def resolve(repository: str, revision: str | None, kind: str = "model") -> str:
 
 
 def sizes(repository: str, commit: str, kind: str = "model") -> dict[str, int]:
-    """Every file of a commit with its bytes; from the cache where the listing was fetched before.
+    """Every file of a commit with its size in bytes; from the cache where the listing was fetched before.
 
-    Fetches a small file beside it, since that is what a licence guards: a listing alone is everybody's to see.
+    A small file is fetched with it: a licence guards the files, while anybody may see the listing.
 
     Raises:
         ConfigError: as ``resolve``.

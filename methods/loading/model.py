@@ -105,7 +105,7 @@ def load_model(
 
 
 def outline(source: Source, *, setting: str = "model.id") -> Outline:
-    """What a target's config says, its weights being checked against that if they are on this machine already.
+    """Read a target's config, and check its weights against it if they are on this machine already.
 
     Raises:
         ConfigError: if there is no config, or the files' headers hold other tensors than it describes.

@@ -1,4 +1,4 @@
-"""Dialogues as scripts: the tokenizer's own chat template with the parts that the target fills in left open."""
+"""Dialogues as scripts: the tokenizer's own chat template, in which the target fills in questions and answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Chat:
         self._to_question = self._to_question.removeprefix(self._end)
 
     def prompt(self, question: str) -> tuple[int, ...]:
-        """A one-turn prompt, the answer opened."""
+        """A one-turn prompt, up to where the answer begins."""
         return self._encode(self._before + question + self._to_answer)
 
     def script(self, kind: Kind, rng: random.Random, question_temperature: float, answer_temperature: float) -> Script:

@@ -1,8 +1,8 @@
 """The corpus: dialogues that the target writes itself, and text that it only reads, in shards of token ids.
 
-A dialogue opens the user's turn of the chat template with a few words, lets the target write the question, then the
-answer, and now and then a second turn. Each shard is one batch of one kind, made from the seed and its own number
-alone, and written whole: a run that was killed goes on with the first shard that is missing.
+The user's turn of the chat template opens with a few given words; the target completes the question, then writes the
+answer, and in some dialogues a second turn. Each shard is one batch of one kind. It follows from the seed and its own
+number alone, and is written whole: a run that was killed goes on with the first shard that is missing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _save(loaded: Loaded, overlap: Overlap, texts: list[list[int]], path: Path) 
 
 
 def _check_same(settings: Corpus, model: Mapping[str, Any], path: Path) -> None:
-    """What decides a shard's content. How many there are does not, nor where the questions to keep out lie."""
+    """Compare the settings that decide a shard's content; the number of shards and the paths of excluded files do not.
+    """
     values = {key: value for key, value in asdict(settings).items() if key not in ("dialogues", "reading_tokens")}
     values["model"] = dict(model)
     values["exclude"] = sorted(sha256(file) for file in files(settings.exclude))

@@ -1,8 +1,8 @@
-"""Corpus and features as training batches: texts in a shuffled order, laid end to end, cut into windows.
+"""Corpus and features as training batches: texts in a shuffled order, concatenated, cut into windows.
 
 A batch depends on the seed and its number alone, so a run that goes on at step n sees what an unbroken run would have
-seen. Texts that occur twice are used once. A fixed share of the texts, chosen by their content, is held out: a corpus
-that grows never moves a text across.
+seen. Texts that occur twice are used once. A fixed share of the texts, chosen by a hash of their content, is held out,
+so a corpus that grows never moves a text from one part to the other.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     loss = feature_weight * smooth_l1(f', f) + token_weight * cross_entropy(p(f), q(f'))
 
-with f the target's next post-norm state and f' the head's. Published weights are 1 and 0.1, with uniform noise of
-width 0.1 on the input features. ``own_share`` goes beyond the paper: that share of the input features is the head's
-own prediction, as it will be when a draft is deeper than one token (scheduled sampling, arXiv 1506.03099).
+where f is the target's next post-norm state and f' the head's. The paper's weights are 1 and 0.1, with uniform noise of
+width 0.1 on the input features. ``own_share`` goes beyond the paper: that share of the input features is the head's own
+prediction, as in a draft that is deeper than one token (scheduled sampling, arXiv 1506.03099).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EagleTraining(nn.Module):
         return output
 
     def start(self, batches: Iterable[Batch]) -> None:
-        """The linear map that predicts the next feature best; the layer adds nothing to it yet."""
+        """Start as the linear map that best predicts the next feature; the layer adds nothing to it at first."""
         nn.init.zeros_(self.layer.self_attn.o_proj.weight)
         nn.init.zeros_(self.layer.mlp.down_proj.weight)
         regress(self.fc, (self._pairs(batch) for batch in batches))

@@ -18,7 +18,7 @@ from methods.common.file_hash import sha256
 from methods.heads.draft_vocab import FILE
 
 _RANKED = 16384
-"""Ids kept of the frequency ranking; a draft vocabulary past this is no lever any more."""
+"""Ids kept of the frequency ranking; a larger draft vocabulary would save too little."""
 
 
 def export(head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any], folder: Path) -> Path:
@@ -39,7 +39,7 @@ def export(head: Any, frequent: Int[Tensor, "ranked"], manifest: dict[str, Any],
             for path in (*partial.iterdir(), partial):
                 sync(path)
             if folder.exists():
-                folder.rename(old)  # one name away, one name in: whoever looks finds a whole head or none
+                folder.rename(old)  # two renames: a reader finds a whole head or none
             partial.rename(folder)
         finally:
             if old.exists() and not folder.exists():
@@ -62,7 +62,7 @@ def _fill(folder: Path, head: Any, frequent: Int[Tensor, "ranked"], manifest: di
 
 
 def add(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Add to a manifest what only the exported head could tell; returns all of it."""
+    """Add facts to a manifest that only the exported head could give; returns the whole manifest."""
     path = folder / "manifest.json"
     manifest: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8")), **facts}
     text = json.dumps(manifest, indent=1) + "\n"

@@ -1,7 +1,7 @@
 """The target's post-norm hidden states over the corpus: computed once, kept on disk in bfloat16, read by memory map.
 
-A file holds ``[tokens, hidden]`` in the order of its shard. What was trained on must be what is drafted from, and the
-methods here read the hidden state that the output head reads.
+A file holds ``[tokens, hidden]`` in the order of its shard. A head must be trained on what it will draft from, and the
+methods here draft from the hidden state that the output head reads.
 """
 
 from __future__ import annotations

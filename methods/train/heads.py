@@ -20,7 +20,7 @@ class Head(Protocol):
     """A module in training. Its loss and its agreement come from one batch of true text and true features."""
 
     def start(self, batches: Iterable[Batch]) -> None:
-        """Take the first weights from what these batches show."""
+        """Initialise the weights from these batches."""
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """What is minimised."""
@@ -38,8 +38,8 @@ class Head(Protocol):
 class Frozen:
     """The target's embedding, and its output head over the tokens that the cross-entropy runs over.
 
-    ``rows``: those tokens. A token outside has no say in the loss; at 8,192 of SmolLM2's 49,152 that is one in a
-    hundred of its own text.
+    ``rows``: those tokens. Other tokens do not enter the loss; with 8,192 of SmolLM2's 49,152 tokens kept, one token in
+    a hundred of its own text is left out.
     """
 
     def __init__(self, target: Target, rows: Int[Tensor, "rows"]) -> None:
@@ -65,11 +65,10 @@ class Frozen:
 
 @torch.no_grad()
 def regress(linear: Any, pairs: Iterator[tuple[Float[Tensor, "n inputs"], Float[Tensor, "n outputs"]]]) -> None:
-    """Set a linear module, with a bias or without, to the least-squares fit of outputs from inputs, with the slightest
-    ridge.
+    """Set a linear module, with a bias or without, to the least-squares fit of outputs from inputs, with a tiny ridge.
 
-    The closed form is worth hundreds of steps: an EAGLE head for SmolLM2 starts at the agreement (0.32) that 100 steps
-    of AdamW reach from random weights, and after 100 steps stands at 0.41 instead of 0.33.
+    The closed form is worth hundreds of steps. An EAGLE head for SmolLM2 starts at the agreement (0.32) that 100 steps
+    of AdamW reach from random weights, and after 100 steps it stands at 0.41 instead of 0.33.
     """
     biased = int(linear.bias is not None)
     width = linear.in_features + biased

@@ -47,7 +47,9 @@ class HydraTraining(nn.Module):
         return normed
 
     def start(self, batches: Iterable[Batch]) -> None:
-        """Each head the linear map that predicts its feature best; what is not linear adds nothing to it yet."""
+        """Start each head as the linear map that best predicts its feature; the non-linear parts add nothing to it at
+        first.
+        """
         for module in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj, *self.linear, *self.block):
             for parameter in module.parameters():
                 nn.init.zeros_(parameter)

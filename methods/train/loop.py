@@ -1,7 +1,7 @@
 """The one loop: AdamW, a warm-up and a cosine, clipped gradients, bfloat16 where the machine multiplies faster in it.
 
-Everything a step does follows from the seed and the step's number, and a checkpoint holds the weights, the optimizer
-and the curve, so a run that was killed ends as an unbroken one would have.
+Each step follows from the seed and the step's number alone. A checkpoint holds the weights, the optimizer and the
+curve, so a run that was killed ends as an unbroken one would have.
 """
 
 from __future__ import annotations

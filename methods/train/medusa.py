@@ -2,9 +2,9 @@
 
     loss = sum over k of decay^k * cross_entropy(head k at position i, the target's distribution at position i + 1 + k)
 
-The target is frozen (Medusa-1), the published decay is 0.8, and all heads share the target's output matrix: one of
-their own each would be larger than this small target. The paper matches the text's tokens; the target's distribution
-says more per token and is at hand.
+The target is frozen (Medusa-1) and the decay is the published 0.8. All heads share the target's output matrix: with one
+of its own, each head would be larger than this small target. The paper trains on the text's tokens; here the target's
+distribution takes their place, since it is at hand and says more per token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MedusaTraining(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(frozen.hidden, frozen.hidden) for _ in range(heads))
         for parameter in self.blocks.parameters():
-            nn.init.zeros_(parameter)  # as published: a head starts as the target's own, one token too early
+            nn.init.zeros_(parameter)  # as published: the start is the target's own prediction, one token too early
         self._frozen, self._decay = frozen, decay
 
     def forward(self, features: Float[Tensor, "*n hidden"], head: int) -> Float[Tensor, "*n hidden"]:
@@ -37,7 +37,7 @@ class MedusaTraining(nn.Module):
         return features + nn.functional.silu(self.blocks[head](features))
 
     def start(self, batches: Iterable[Batch]) -> None:
-        """Nothing to learn before the first step: the start above is the published one."""
+        """Do nothing: the weights set in the constructor are the published start."""
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """The sum above; ``generator`` is not used."""

@@ -1,7 +1,7 @@
 """Text that the target only reads: documentation and source code of the packages that are installed beside it.
 
-It costs a fifth of text that the target writes, since it is read a whole passage at a time, and teaches a head how the
-target's states move through text of other hands, such as a long prompt.
+It costs a fifth of text that the target writes, since a whole passage is read in one forward. It teaches a head the
+target's states over text of other authors, such as a long prompt.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Training:
 
 @dataclass
 class Probe:
-    """Questions that tau is taken on after training, and how many tokens each is answered with, greedily."""
+    """Questions on which tau is measured after training, and how many tokens each is answered with, greedily."""
 
     questions: list[str]
     tokens: int
@@ -101,7 +101,7 @@ class SpS:
 
 @dataclass
 class Heads:
-    """What only one kind of head has."""
+    """Settings of one kind of head."""
 
     eagle: Eagle
     medusa: Ahead

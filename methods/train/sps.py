@@ -1,9 +1,9 @@
-"""A draft model for speculative sampling, distilled (forward KL, arXiv 2310.08461): the target's first layers, kept.
+"""A draft model for speculative sampling: the target's first layers, distilled (forward KL, arXiv 2310.08461).
 
     loss = cross_entropy(p_i, q_i)      p the target's distribution, q the draft's, at every position of the text
 
-The draft reads the target's embedding and writes through the target's output head, both frozen and not exported, so
-its file holds only its layers and its final norm.
+The draft uses the target's embedding and output head, both frozen and not exported, so its file holds only its layers
+and its final norm.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ class SpSTraining(nn.Module):
         return x
 
     def start(self, batches: Iterable[Batch]) -> None:
-        """Make the last layer's MLP write what the target ends with: an early layer speaks to the next one, and no
-        output head reads it. With three layers of SmolLM2 agreement starts at 0.17 instead of 0.04."""
+        """Fit the last layer's MLP so that the draft ends with the target's final states.
+
+        An early layer of the target writes for the layer after it, and no output head reads it. With three layers of
+        SmolLM2 agreement then starts at 0.17 instead of 0.04.
+        """
         regress(self.layers[-1].get_submodule("mlp").get_submodule("down_proj"), map(self._pairs, batches))
 
     @torch.no_grad()
@@ -85,7 +88,7 @@ class SpSTraining(nn.Module):
             x = self._stack(batch.tokens)
         residual = x - product(inner[0])
         scale = self.norm.weight
-        wanted = batch.features * scale / (scale * scale + 1e-6)  # a division that a scale of zero survives
+        wanted = batch.features * scale / (scale * scale + 1e-6)  # a division that tolerates a scale of zero
         wanted = wanted * residual.norm(dim=-1, keepdim=True) / wanted.norm(dim=-1, keepdim=True)
         where = batch.together(0)
         return inner[0][where], (wanted - residual)[where]

@@ -42,7 +42,7 @@ Script = tuple[Given | Free, ...]
 
 
 _COMPACT = 0.75
-"""Finished texts ride along until this share of the batch is left: dropping them copies the whole cache."""
+"""Finished texts stay in the batch until this share of it is unfinished: dropping them copies the whole cache."""
 
 
 class _Text:
@@ -97,7 +97,7 @@ class _Text:
 def write(
     target: Target, scripts: Sequence[Script], eos_ids: frozenset[int], generator: torch.Generator
 ) -> Iterator[list[int]]:
-    """Play scripts in one batch; each text is yielded when it is done (so in no fixed order).
+    """Fill in scripts in one batch; each text is yielded when it is done, so in no fixed order.
 
     ``generator`` supplies the uniforms of every T>0 draw: the same seed, scripts and kernels give the same texts.
     """

@@ -1,8 +1,8 @@
 """What a cycle costs and where it goes: per method, against tree rows, against the context, and the bare draft phase.
 
-Every method runs in the ordinary loop on the small model; arms are interleaved, a burst of cycles each round, in an
-order that turns. Beside them stands ``stock``: one row through the stock module with ``DynamicCache``, the step of
-``generate``. Times are per cycle, medians over rounds with quartiles, wall and CPU. Written to
+Every method runs in the ordinary loop on the small model. Arms are interleaved: each runs a burst of cycles a round,
+in an order that rotates. One more arm is ``stock``: one row through the stock module with ``DynamicCache``, the step
+of ``generate``. Times are per cycle, medians over rounds with quartiles, wall and CPU. Written to
 results/bench/cycle-<runtime>-<dtype>.json, with what was run.
 
     python -m scripts.benchmarks.cycle --runtime fused

@@ -2,8 +2,8 @@
 
 Four arms on the same weights: the stock module with transformers' own ``DynamicCache`` (what ``generate`` runs), our
 target on it (``hf``), ``fused`` with plain weights, and ``fused`` with prepacked ones. Every round runs all arms for
-all M, in an order that turns; a ratio is the median over rounds of stock's time over the arm's in the same round, with
-the quartiles. CPU time stands beside wall time, since on a shared machine only the first is the process's own.
+all M, in an order that rotates. A ratio is the median over rounds of stock's time over the arm's in the same round,
+with the quartiles. CPU time stands beside wall time, since on a shared machine only the first is the process's own.
 
     python -m scripts.benchmarks.forward --rounds 20 --dtype bfloat16 --threads 1
 """

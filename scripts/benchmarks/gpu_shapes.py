@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def random_target(shape: Mapping[str, int], dtype: str, device: str, runtime: str) -> Target:
-    """A Llama of this shape, filled where it lies: 7B of float32 would not fit beside it."""
+    """A Llama of this shape, filled in place: 7B of float32 would not fit beside it."""
     config = LlamaConfig(**shape, initializer_range=SCALE, eos_token_id=None, bos_token_id=None, pad_token_id=None)
     torch.manual_seed(0)
     with torch.device(device):

@@ -1,4 +1,4 @@
-"""How often a 95 % interval holds the truth: simulated questions of two turns, n of them, many times over.
+"""How often a 95 % interval contains the true value: simulated questions of two turns, n of them, many times over.
 
     python -m scripts.benchmarks.interval_coverage      80 questions, 2,000 trials, two laws; prints a Markdown table
 

