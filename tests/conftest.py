@@ -27,7 +27,10 @@ torch.set_num_threads(1)
 
 
 _MODEL_FIXTURES = {"llama", "target", "tiny_model_folder", "server"}
-_MODEL_MODULES = {"methods.loading.model", *(f"tests.support.{name}" for name in ("families", "heads", "models", "page"))}
+_MODEL_MODULES = {
+    "methods.loading.model",
+    *(f"tests.support.{name}" for name in ("families", "heads", "models", "page")),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
