@@ -156,8 +156,7 @@ def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
 
 
 def _best_below(pool: Pool) -> Float[Tensor, "pool"]:
-    """Each node's own confidence or that of its best descendant, so that ranking by it selects a node's ancestors too.
-    """
+    """Each node's own confidence or its best descendant's: ranking by it selects a node's ancestors too."""
     best = pool.confidence.clone()
     ends = (*pool.level_starts[1:], best.shape[0])
     for start, end in reversed(list(zip(pool.level_starts, ends, strict=True))[1:]):

@@ -35,8 +35,7 @@ class Bound:
 
 
 def bound(cycle: Work, size: Size, element: int, speeds: Speeds, context: float) -> Bound:
-    """The least time a cycle can take: each forward is limited by its reading or its arithmetic, whichever is slower.
-    """
+    """The least time a cycle can take: each forward is limited by reading or by arithmetic, whichever is slower."""
     forwards = [
         (1, cycle.rows, size.read, size.cache_elements * context),
         (cycle.passes, cycle.pass_rows, cycle.elements, 0.0),

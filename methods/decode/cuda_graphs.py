@@ -158,8 +158,7 @@ class _Bucket:
 
 
 class _Slots:
-    """A cache as a recorded forward sees it: rows go to the slots in ``index``, and always ``context`` keys are read.
-    """
+    """A cache as a recorded forward sees it: rows go to the slots in ``index``; ``context`` keys are read always."""
 
     def __init__(self, cache: KVCache, index: Tensor, context: int) -> None:
         self._cache: KVCache = weakref.proxy(cache)

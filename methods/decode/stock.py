@@ -1,5 +1,4 @@
-"""Decoder layers of transformers, unchanged and called row by row: what a draft head runs on with ``model.runtime=hf``.
-"""
+"""Decoder layers of transformers, unchanged, row by row: what a draft head runs on with ``model.runtime=hf``."""
 
 from __future__ import annotations
 

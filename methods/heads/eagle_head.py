@@ -31,8 +31,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class EagleHead:
-    """A loaded head and its ``cache`` of true pairs; after ``catch_up`` it has as many as the target's cache has rows.
-    """
+    """A loaded head and its ``cache`` of true pairs: after ``catch_up``, as many as the target's cache has rows."""
 
     def __init__(self, weights: Any, method: str, target: Target, *, draft_vocab: int = 0, widest: int = 1) -> None:
         checkpoint = Checkpoint(weights, method, _FILES)
