@@ -89,7 +89,7 @@ def _save(loaded: Loaded, overlap: Overlap, texts: list[list[int]], path: Path) 
 
 
 def _check_same(settings: Corpus, model: Mapping[str, Any], path: Path) -> None:
-    """Compare the settings that decide a shard's content: not how many shards there are, nor where excluded files lie."""
+    """Compare the settings that decide a shard's content: not the number of shards, nor where excluded files lie."""
     values = {key: value for key, value in asdict(settings).items() if key not in ("dialogues", "reading_tokens")}
     values["model"] = dict(model)
     values["exclude"] = sorted(sha256(file) for file in files(settings.exclude))
