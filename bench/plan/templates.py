@@ -1,4 +1,4 @@
-"""The chat formats that the paper's targets were tuned on, as text. BOS is left out: ``bench.measure.prompts`` adds one.
+"""The chat formats that the paper's targets were tuned on. BOS is left out: ``bench.measure.prompts`` adds one.
 
 Sources: FastChat 0.2.31 (``vicuna_v1.1``, ``llama-2``) and SafeAILab/EAGLE's evaluation scripts, which set LLaMA2's
 long system prompt, for LLaMA3 too, and end every LLaMA2 prompt with one more space. Each of these enters tau: a head
