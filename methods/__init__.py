@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError, ConfigError
 
 if TYPE_CHECKING:
     from methods.base import Drafter
@@ -71,7 +71,7 @@ def configure(name: str, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
     known = [field.name for field in fields(method.Config)]
     for knob in knobs:
         if knob not in known:
-            raise ConfigError(f"methods.{name}.{knob} is not a setting{hint(knob, known)}")
+            raise ArgumentError(f"{knob} is not a setting{hint(knob, known)}")
     for field in fields(method.Config):
         value = knobs.get(field.name, field.default)
         wanted = type(field.default)
@@ -79,7 +79,7 @@ def configure(name: str, knobs: Mapping[str, Any]) -> tuple[Any, Any]:
             continue  # null, a folder, a hub id or a source: methods.heads.checkpoints reads it
         # bool is an int to isinstance, and an int is a fine float; nothing else is converted.
         if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise ConfigError(f"methods.{name}.{field.name}={value!r} must be of type {wanted.__name__}")
+            raise ArgumentError(f"{field.name}={value!r} must be of type {wanted.__name__}")
     return method, method.Config(**knobs)
 
 

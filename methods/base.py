@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from methods.common.errors import ConfigError
+from methods.common.limits import check_sampling
 from methods.decode.draws import Draws
 from methods.decode.tree import Tree
 
@@ -37,12 +37,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ConfigError(f"decode.temperature={self.temperature} must lie in [0, 100]; 0 is greedy")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"decode.top_p={self.top_p} must lie in (0, 1]; 1 switches it off")
-        if self.top_k < 0:
-            raise ConfigError(f"decode.top_k={self.top_k} must be 0 (off) or more")
+        check_sampling(self.temperature, self.top_p, self.top_k)
 
     @property
     def greedy(self) -> bool:

@@ -46,7 +46,7 @@ class Eagle:
     rejection = True
 
     def __init__(self, config: EagleConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = fitted(config.tree, "eagle", widest=min(target.vocab, LANES))
+        nodes = fitted(config.tree, widest=min(target.vocab, LANES))
         widest = max(path[-1] for path in nodes) + 1
         self._head = EagleHead(config.weights, "eagle", target, draft_vocab=config.draft_vocab, widest=widest)
         self._device = target.head_device

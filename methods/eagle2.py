@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.common.limits import MOST_ROWS
 from methods.decode.sampling import likeliest
 from methods.decode.target import Target
@@ -50,15 +50,15 @@ class Eagle2Config:
 
     def __post_init__(self) -> None:
         if min(self.total_tokens, self.depth, self.top_k) < 1:
-            raise ConfigError("methods.eagle2.total_tokens, depth and top_k must be 1 or more")
+            raise ArgumentError("total_tokens, depth and top_k must be 1 or more")
         if self.nodes > MOST_ROWS or self.top_k * self.depth > MOST_ROWS:
-            raise ConfigError(
-                f"methods.eagle2.total_tokens={self.total_tokens}, depth={self.depth} and top_k={self.top_k} draft "
+            raise ArgumentError(
+                f"total_tokens={self.total_tokens}, depth={self.depth} and top_k={self.top_k} draft "
                 f"more than {MOST_ROWS} nodes; lower them"
             )
         for name, value in (("expand", self.expand), ("rerank_by", self.rerank_by)):
             if value not in ("value", "confidence"):
-                raise ConfigError(f"methods.eagle2.{name}={value} is not known; choose value or confidence")
+                raise ArgumentError(f"{name}={value} is not known; choose value or confidence")
 
     @property
     def nodes(self) -> int:
@@ -87,7 +87,7 @@ class Eagle2:
 
     def __init__(self, config: Eagle2Config, target: Target, tokenizer: Any = None) -> None:
         if config.top_k > target.vocab:
-            raise ConfigError(f"methods.eagle2.top_k={config.top_k} exceeds the vocabulary of {target.vocab}")
+            raise ArgumentError(f"top_k={config.top_k} exceeds the vocabulary of {target.vocab}")
         self._config = config
         self._head = EagleHead(config.weights, "eagle2", target, draft_vocab=config.draft_vocab, widest=config.top_k)
         self.max_rows = config.nodes + 1

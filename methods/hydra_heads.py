@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.decode.fused import Product
 from methods.decode.target import Target
 from methods.decode.topk import top
@@ -59,7 +59,7 @@ class Hydra:
     rejection = False
 
     def __init__(self, config: HydraConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = fitted(config.tree, "hydra", widest=target.vocab)
+        nodes = fitted(config.tree, widest=target.vocab)
         parents = parents_of_paths(nodes)
         checkpoint = Checkpoint(config.weights, "hydra", _FILES)
         widest = max(path[-1] for path in nodes) + 1
@@ -68,7 +68,7 @@ class Hydra:
         self._prefix = PrefixLayer(checkpoint, target) if _has_prefix(checkpoint) else None
         depth = max(len(path) for path in nodes)
         if depth > len(self._heads):
-            raise ConfigError(f"methods.hydra.tree is {depth} deep, these weights have {len(self._heads)} heads")
+            raise ArgumentError(f"tree is {depth} deep, these weights have {len(self._heads)} heads")
         self._device = target.head_device
         self._embedding = target.embedding.to(self._device)
         self._tree = from_list(parents, self._device)

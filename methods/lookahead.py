@@ -24,7 +24,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.common.limits import MOST_ROWS
 from methods.decode.target import Target
 from methods.decode.topk import greedy
@@ -42,11 +42,11 @@ class LookaheadConfig:
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.ngram < 2 or self.guesses < 1:
-            raise ConfigError("methods.lookahead needs window >= 1, ngram >= 2 and guesses >= 1")
+            raise ArgumentError("window, ngram and guesses must be at least 1, 2 and 1")
         if (self.window + self.guesses) * self.ngram > MOST_ROWS:
-            raise ConfigError(
-                f"methods.lookahead with window={self.window}, ngram={self.ngram} and guesses={self.guesses} asks for "
-                f"more than {MOST_ROWS} rows; lower them"
+            raise ArgumentError(
+                f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} ask for more than {MOST_ROWS} "
+                "rows; lower them"
             )
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.decode.target import Target
 from methods.decode.topk import top
 from methods.decode.tree import from_list, parents_of_paths
@@ -51,7 +51,7 @@ class Medusa:
     rejection = False
 
     def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = fitted(config.tree, "medusa", widest=target.vocab)
+        nodes = fitted(config.tree, widest=target.vocab)
         checkpoint = Checkpoint(config.weights, "medusa", _FILES)
         blocks, outputs = load_heads(checkpoint, target)
         self._blocks = [target.linear(*block) for block in blocks]
@@ -60,7 +60,7 @@ class Medusa:
         self._outputs = [target.linear(self._draft.rows(output)) for output in outputs]
         depth = max(len(path) for path in nodes)
         if depth > len(self._blocks):
-            raise ConfigError(f"methods.medusa.tree is {depth} deep, these weights have {len(self._blocks)} heads")
+            raise ArgumentError(f"tree is {depth} deep, these weights have {len(self._blocks)} heads")
         device = target.head_device
         self._tree = from_list(parents_of_paths(nodes), device)
         self._head_of = torch.tensor([len(path) - 1 for path in nodes], device=device)

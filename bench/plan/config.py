@@ -12,7 +12,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 import methods
 from bench.plan.identity import fingerprint
 from bench.plan.schema import Decode, Hub, Measure, Model, Setup, Task
-from methods.common.errors import ConfigError
+from methods.common.errors import ConfigError, prefixed
 from methods.common.paths import shipped
 from methods.loading.sources import source_of
 
@@ -95,7 +95,8 @@ def _pinned(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
     weights = knobs.get("weights")
     if weights is None:
         return knobs
-    source = source_of(weights, name)
+    with prefixed(f"methods.{name}."):
+        source = source_of(weights, name)
     if isinstance(weights, str) and Path(weights).expanduser().is_dir():
         weights = {"kind": "folder", "id": weights}
     if isinstance(weights, dict) and source.kind in ("folder", "shipped"):

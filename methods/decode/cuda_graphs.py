@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.decode.cache import GRAIN, KVCache
 from methods.decode.fused import Fused
 
@@ -32,10 +32,10 @@ def refuse_without_gpu(device: torch.device) -> None:
     """Refuse a device that has no graphs.
 
     Raises:
-        ConfigError: unless it is a CUDA device.
+        ArgumentError: unless it is a CUDA device.
     """
     if device.type != "cuda":
-        raise ConfigError(f"model.runtime=graph replays CUDA graphs, which a {device} has not; use model.runtime=fused")
+        raise ArgumentError(f"runtime=graph needs a CUDA device, not {device}; use fused")
 
 
 class Graphed:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from methods.common.errors import prefixed
 from methods.common.file_hash import sha256
 from methods.decode import attention
 from methods.loading.model import Loaded, Source, load_model
@@ -38,7 +39,8 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     """
     attention.register()
     source = Source(model["kind"], model["id"], model.get("revision"), model.get("file"), model.get("sha256"))
-    loaded = load_model(source, dtype=model["dtype"], device=model["device"], attention=attention.NAME)
+    with prefixed("model."):
+        loaded = load_model(source, dtype=model["dtype"], device=model["device"], attention=attention.NAME)
     work = Path(settings.work)
     kept_out = [{"file": path.name, "sha256": sha256(path)} for path in overlap.files(settings.corpus.exclude)]
     of = {key: model.get(key) for key in ("kind", "id", "revision", "file", "sha256", "dtype")}

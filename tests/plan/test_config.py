@@ -128,7 +128,7 @@ MISTAKES = {
     "model.kind=floder": "model.kind=floder is not known; did you mean 'folder'?",
     "model.dtype=fp16": "model.dtype=fp16 is not known; known: float32, bfloat16, float16, float64",
     "model.runtime=fussed": "model.runtime=fussed is not known; did you mean 'fused'?",
-    "model.runtime=fused model.attention=eager": "model.attention=eager is a way of the stock module",
+    "model.runtime=fused model.attention=eager": "model.attention=eager works only with model.runtime=hf",
     "model.runtime=fused measure=paper": "measure=paper measures the stock module, as the paper did",
     "model.attention=flash": "model.attention=flash is not known; known: sdpa, eager",
     "model.eos_tokens=x": "model.eos_tokens",
