@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
 from methods.common.errors import ArgumentError
 from methods.common.limits import MOST_ROWS
 from methods.decode.sampling import likeliest
@@ -112,6 +112,9 @@ class Eagle2:
 
     def observe(self, outcome: Outcome) -> None:
         self._head.observe(outcome)
+
+    def networks(self) -> Networks:
+        return self._head.networks()
 
     def _expand(self) -> Pool:
         """Grow the pool: top_k nodes at the first level, top_k * top_k at each of the others."""

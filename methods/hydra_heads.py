@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
 from methods.common.errors import ArgumentError
 from methods.decode.fused import Product
 from methods.decode.target import Target
@@ -97,6 +97,10 @@ class Hydra:
 
     def observe(self, outcome: Outcome) -> None:
         self._new_rows = outcome.hidden[outcome.path]
+
+    def networks(self) -> Networks:
+        prefix: Networks = [(self._prefix, "_layers")] if self._prefix else []
+        return prefix + [(self._heads, k) for k in range(len(self._heads))]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return nn.functional.embedding(tokens, self._embedding)

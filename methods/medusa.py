@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
 from methods.common.errors import ArgumentError
 from methods.decode.target import Target
 from methods.decode.topk import top
@@ -76,7 +76,7 @@ class Medusa:
         self._hidden = prefill.hidden[-1:]
 
     def propose(self, context: Context) -> Draft:
-        ranked = self._draft.tokens(top(self._logits(), self._width))
+        ranked = self._draft.tokens(top(self._logits(self._hidden), self._width))
         root = ranked.new_full((1,), context.ids[-1])
         return Draft(torch.cat([root, ranked[self._head_of, self._rank_of]]), self._tree)
 
@@ -84,9 +84,11 @@ class Medusa:
         last = outcome.path[-1]
         self._hidden = outcome.hidden[last : last + 1]
 
-    def _logits(self) -> Tensor:
-        """Every head's logits, a row each."""
-        hidden = self._hidden
+    def networks(self) -> Networks:
+        return [(self, "_logits")]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Every head's logits over one hidden state, a row each."""
         states = [hidden + nn.functional.silu(block(hidden)) for block in self._blocks[: self._depth]]
         if not self._outputs:
             return self._draft.logits(torch.cat(states))  # one product for all heads: the matrix is read once

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
 from methods.common.errors import ArgumentError, ConfigError, prefixed
 from methods.decode.sampling import distribution, draw
 from methods.decode.target import Target
@@ -104,6 +104,9 @@ class SpS:
         if self._config.schedule == "heuristic":
             grown = min(self._gamma + 2, _LONGEST) if accepted == self._gamma else self._gamma - 1
             self._gamma = max(grown, 1)
+
+    def networks(self) -> Networks:
+        return [(self.draft, "forward"), (self.draft, "logits")]
 
     def _known(self, tokens: Tensor) -> Tensor:
         """A target may be padded past its tokenizer, the draft less so: such an id reads as the draft's last."""

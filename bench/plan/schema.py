@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import methods
-from methods.common.errors import ConfigError, prefixed
+from methods.common.errors import ConfigError
 from methods.common.limits import check_sampling
 
 
@@ -119,8 +119,7 @@ class Decode:
         _file_name("decode.name", self.name)
         if self.max_new_tokens < 1:
             raise ConfigError(f"decode.max_new_tokens={self.max_new_tokens} must be 1 or more")
-        with prefixed("decode."):
-            check_sampling(self.temperature, self.top_p, self.top_k)
+        check_sampling(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True)

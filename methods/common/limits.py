@@ -8,6 +8,16 @@ MOST_ROWS = 4096
 """Of one target forward: ten times the largest tree that was ever published, and little enough to be counted."""
 
 
+def within(argument: str, value: float, low: float, high: float) -> None:
+    """Refuse a value outside ``[low, high]``; NaN is.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    if not low <= value <= high:
+        raise ArgumentError(f"{argument}={value} must lie in [{low}, {high}]")
+
+
 def check_sampling(temperature: float, top_p: float, top_k: int) -> None:
     """Refuse settings of the sampling that mean nothing.
 

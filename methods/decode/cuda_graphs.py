@@ -1,4 +1,4 @@
-"""Forwards of fixed shapes, replayed as CUDA graphs: ``model.runtime=graph``.
+"""Forwards of fixed shapes, replayed as CUDA graphs: ``runtime="graph"``.
 
 On a GPU a forward of few rows ends before the host has launched its next kernel. A CUDA graph launches all of them at
 once, but repeats what was recorded: the same kernels on the same addresses. So a forward behind a text is run in a

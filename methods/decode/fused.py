@@ -1,4 +1,4 @@
-"""The layers of the Llama family (Llama, Qwen2, Mistral), driven by few large operations: ``model.runtime=fused``.
+"""The layers of the Llama family (Llama, Qwen2, Mistral), driven by few large operations: ``runtime="fused"``.
 
 The weights are the stock module's, laid out anew: one product makes q, k and v, one makes gate and up, and both are
 packed once into the blocks that the CPU's matrix kernels read (oneDNN, where the CPU has it). Between the products is

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from methods.base import Outcome, Prefill, Request
+from methods.base import Networks, Outcome, Prefill, Request
 from methods.decode.target import Target
 from methods.decode.tree import chain
 from methods.heads.checkpoints import Checkpoint
@@ -79,6 +79,10 @@ class EagleHead:
     def end_draft(self) -> None:
         """Forget the draft rows; only true pairs survive a cycle."""
         self.cache.length = self._true
+
+    def networks(self) -> Networks:
+        """The layer and the output head, as ``methods.base.Drafter`` describes it."""
+        return [(self, "_run"), (self.draft, "logits")]
 
     def _run(self, tokens: Tensor, features: Tensor, positions: Tensor, tail: Tensor | None) -> Tensor:
         embedded = nn.functional.embedding(tokens, self._embedding)

@@ -16,10 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 import bench.cli.outside_methods
 import methods
-from bench.plan.config import freeze, setup_of
+from bench.plan.config import setup_of
 from bench.plan.identity import digest, method_id
 from bench.plan.schema import Decode, Measure, Model, Profile, Table
 from methods.common.errors import ConfigError
+from methods.common.freeze import freeze
 from methods.common.paths import CONF
 from tests.support.commands import ROOT, Command, environment, in_subprocess
 
