@@ -68,8 +68,8 @@ class Eagle2Config:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Every node met while expanding, level by level. ``parent`` indexes the pool; -1 is the root."""
+class Candidates:
+    """Every node met while expanding, level by level. ``parent`` is an index among them; -1 is the root."""
 
     tokens: Int[Tensor, "pool"]
     value: Float[Tensor, "pool"]
@@ -116,7 +116,7 @@ class Eagle2:
     def networks(self) -> Networks:
         return self._head.networks()
 
-    def _expand(self) -> Pool:
+    def _expand(self) -> Candidates:
         """Grow the pool: top_k nodes at the first level, top_k * top_k at each of the others."""
         k, depth = self._config.top_k, self._config.depth
         feature = self._head.catch_up()
@@ -146,10 +146,10 @@ class Eagle2:
         expanded = torch.cat(frontiers)
         # Of the last frontier no child was asked for; the first level's parent is the root.
         parents = torch.cat([torch.full_like(tokens, -1), expanded[:-k].repeat_interleave(k)])
-        return Pool(pool_tokens, values, confidences, parents, tuple(starts), expanded)
+        return Candidates(pool_tokens, values, confidences, parents, tuple(starts), expanded)
 
 
-def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
+def select(pool: Candidates, config: Eagle2Config) -> Int[Tensor, "chosen"]:
     """The nodes to verify, as ascending pool indices: ascending is level order, so parents come first."""
     if not config.rerank:
         return pool.frontier.sort().values
@@ -157,7 +157,7 @@ def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
     return top(score, config.nodes).sort().values
 
 
-def _best_below(pool: Pool) -> Float[Tensor, "pool"]:
+def _best_below(pool: Candidates) -> Float[Tensor, "pool"]:
     """Each node's confidence or the best of any descendant's: ranking by it takes missing ancestors along."""
     best = pool.confidence.clone()
     ends = (*pool.level_starts[1:], best.shape[0])

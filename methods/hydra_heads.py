@@ -241,7 +241,7 @@ def check_heads(checkpoint: Checkpoint, target: Target | Outline) -> Layout:
     if prefix:
         shapes |= _prefix_shapes(target)
     ignored = [name for name in checkpoint.shapes if name.endswith("rotary_emb.inv_freq")]
-    checkpoint.check(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
+    checkpoint.require(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
     return Layout(count, mlp, blocks, head_name, own_output)
 
 

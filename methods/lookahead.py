@@ -50,7 +50,7 @@ class LookaheadConfig:
             )
 
 
-class Pool:
+class NgramPool:
     """n-grams by first token, at most ``size`` each; the least recently found is dropped first."""
 
     def __init__(self, size: int) -> None:
@@ -81,7 +81,7 @@ class Lookahead:
         self.max_rows = widest + config.guesses * (config.ngram - 1) + 1
 
     def begin(self, request: Request, prefill: Prefill) -> None:
-        self._pool = Pool(self._config.guesses)
+        self._pool = NgramPool(self._config.guesses)
         self._prompt = request.prompt_ids
         self._grid: list[list[int]] = []
 

@@ -120,5 +120,5 @@ def check_heads(checkpoint: Checkpoint, target: Target | Outline) -> tuple[int, 
         shapes[f"{k}.0.linear.bias"] = (target.hidden,)
         if own_output:
             shapes[f"{k}.1.weight"] = (target.vocab, target.hidden)
-    checkpoint.check(shapes)
+    checkpoint.require(shapes)
     return heads, own_output

@@ -146,7 +146,7 @@ def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
     overrides += [override for override in given if _key(override) != "method"]
     composed = hydra.compose("config", overrides=overrides)
     setup = setup_of(composed)
-    templates.check(setup.model.template)
+    templates.require_known(setup.model.template)
     return Pins.read(Path(str(composed.results)).expanduser()).pin(setup)
 
 

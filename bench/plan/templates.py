@@ -66,7 +66,7 @@ TEMPLATES: dict[str, Callable[[Sequence[str], Sequence[str]], str]] = {
 """By the name that ``model.template`` gives. Arguments: all questions so far, and one answer fewer."""
 
 
-def check(name: str) -> None:
+def require_known(name: str) -> None:
     """Refuse a template that is neither the tokenizer's own nor one of these.
 
     Raises:

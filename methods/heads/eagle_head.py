@@ -149,5 +149,5 @@ def _empty(checkpoint: Checkpoint, target: Target | Outline) -> tuple[Any, Any, 
     # A stored embedding is a frozen copy of the target's; drafting uses the target's own, so a head may come without.
     if _EMBEDDING in checkpoint.shapes:
         shapes[_EMBEDDING] = (target.vocab, target.hidden)
-    checkpoint.check(shapes)
+    checkpoint.require(shapes)
     return config, layer, fc
