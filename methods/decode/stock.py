@@ -1,4 +1,4 @@
-"""Decoder layers of transformers, unchanged, row by row: what a draft head runs on with ``model.runtime=hf``."""
+"""Decoder layers of transformers, unchanged, row by row: what a draft head runs on with ``runtime="hf"``."""
 
 from __future__ import annotations
 
