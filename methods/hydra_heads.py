@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
 from methods.common.errors import ArgumentError
-from methods.decode.fused import Product
 from methods.decode.target import Target
 from methods.decode.topk import top
 from methods.decode.tree import chain, from_list, inner_levels, parents_of_paths
@@ -31,6 +30,7 @@ from methods.heads.checkpoints import Checkpoint
 from methods.heads.draft_vocab import DraftHead
 from methods.heads.static_trees import fitted
 from methods.loading.model_header import Outline
+from methods.runtime.fused import Product
 
 _FILES = ("hydra_lm_head.pt",)
 

@@ -1,7 +1,7 @@
 """Runs cells: load, warm up, block after block, write, trace.
 
 A block (``bench.measure.block_runner``) is written whole or not at all. One during which a GPU was throttled or shared
-(``bench.measure.gpu_state``), or new shapes were recorded (``methods.decode.cuda_graphs``), is set aside whole and
+(``bench.measure.gpu_state``), or new shapes were recorded (``methods.runtime.cuda_graphs``), is set aside whole and
 measured again after the others.
 """
 

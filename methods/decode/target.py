@@ -2,10 +2,10 @@
 
 This is the only place that runs the target. On ``runtime="hf"`` the model's own code is neither copied nor patched: the
 base model is called with explicit positions and a 4-D mask (taken as is by ``transformers``). On ``runtime="fused"``
-the same weights are driven by ``methods.decode.fused``, on ``"graph"`` in recorded shapes
-(``methods.decode.cuda_graphs``), and held against the stock module first. Either way the output head is applied only to
-the rows whose logits somebody reads, and draft heads are built from the target's own blocks (``layers``, ``linear``):
-vanilla and every method of a block run on one runtime.
+the same weights are driven by ``methods.runtime.fused``, on ``"graph"`` in recorded shapes
+(``methods.runtime.cuda_graphs``), and held against the stock module first. Either way the output head is applied only
+to the rows whose logits somebody reads, and draft heads are built from the target's own blocks (``layers``,
+``linear``): vanilla and every method of a block run on one runtime.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from methods.common.errors import ArgumentError, ConfigError
-from methods.decode.cache import KVCache
-from methods.decode.cuda_graphs import Graphed, refuse_without_gpu
-from methods.decode.fused import Fused, Product, check_architecture, make_linear
 from methods.decode.sampling import check_finite
-from methods.decode.stock import Layers, Stock
 from methods.decode.tree import Tree
+from methods.runtime.cache import KVCache
+from methods.runtime.cuda_graphs import Graphed, refuse_without_gpu
+from methods.runtime.fused import Fused, Product, check_architecture, make_linear
+from methods.runtime.stock import Layers, Stock
 
 RUNTIMES = ("hf", "fused", "graph")
 

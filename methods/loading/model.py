@@ -24,11 +24,11 @@ from safetensors.torch import save_file
 from methods.common.errors import ArgumentError, ConfigError, NumericsError
 from methods.common.file_hash import sha256
 from methods.common.paths import cache_folder, shipped
-from methods.decode.cuda_graphs import refuse_without_gpu
 from methods.decode.target import Target, context_of
 from methods.loading import hub
 from methods.loading.model_header import Outline, misfit
 from methods.loading.sources import Source as Source  # re-exported: whoever loads a model says from where
+from methods.runtime.cuda_graphs import refuse_without_gpu
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import torch
 import methods
 from methods.common.errors import prefixed
 from methods.common.file_hash import sha256
-from methods.decode import attention
 from methods.loading.model import Source, load_model
+from methods.runtime import attention
 from methods.train import corpus, features, loop, overlap, probe
 from methods.train.data import Data
 from methods.train.export import add, export

@@ -13,10 +13,10 @@ from transformers import Qwen3Config
 
 from methods.common.errors import ConfigError
 from methods.common.paths import CONF
-from methods.decode import fused
-from methods.decode.fused import can_pack, make_linear
 from methods.decode.target import Target
 from methods.loading.model import Source, load_model
+from methods.runtime import fused
+from methods.runtime.fused import can_pack, make_linear
 from tests.support.families import MODELS, SHAPE, build, read, stirred
 from tests.support.models import tiny_llama, tiny_model
 

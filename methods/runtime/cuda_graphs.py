@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from methods.common.errors import ArgumentError
-from methods.decode.cache import GRAIN, KVCache
-from methods.decode.fused import Fused
+from methods.runtime.cache import GRAIN, KVCache
+from methods.runtime.fused import Fused
 
 _WARM = 2
 """Forwards run before the recording, so that libraries choose their kernels and allocate their workspace."""
@@ -39,7 +39,7 @@ def refuse_without_gpu(device: torch.device) -> None:
 
 
 class Graphed:
-    """A stack of layers, called as ``methods.decode.fused.Fused`` is."""
+    """A stack of layers, called as ``methods.runtime.fused.Fused`` is."""
 
     recorded = 0
     """Buckets recorded in this process, by all stacks. A cycle in which this grew must not be timed."""

@@ -12,12 +12,12 @@ import torch
 
 from methods.base import Drafter, Request, Sampling
 from methods.common.errors import ConfigError
-from methods.decode.cache import KVCache
-from methods.decode.cuda_graphs import Graphed
 from methods.decode.target import Target
 from methods.decode.tree import from_list
 from methods.loading.model import load_model
 from methods.loading.sources import Source
+from methods.runtime.cache import KVCache
+from methods.runtime.cuda_graphs import Graphed
 from tests.support.families import MODELS, read, stirred
 from tests.support.matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, maker
 from tests.support.models import random_prompts, run, tiny_llama

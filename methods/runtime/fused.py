@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from methods.common.errors import ArgumentError
-from methods.decode.cache import GRAIN, KVCache
+from methods.runtime.cache import GRAIN, KVCache
 
 FAMILIES = ("Llama", "Qwen2", "Mistral")
 _SHAPES = 64
