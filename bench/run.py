@@ -17,10 +17,10 @@ from bench.cluster import slurm
 from bench.cost import plan_status
 from bench.plan import grid
 from bench.plan.cells import Cell, marked, untraced
-from bench.plan.config import freeze
 from bench.plan.schema import Launcher, Plan, Style
 from bench.records.store import Store
 from bench.report.output import finish, results_folder
+from methods.common.freeze import freeze
 
 
 def main() -> None:

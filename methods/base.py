@@ -13,12 +13,12 @@ Dimension names used in shape annotations throughout:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from methods.common.errors import ConfigError
+from methods.common.limits import check_sampling
 from methods.decode.draws import Draws
 from methods.decode.tree import Tree
 
@@ -37,12 +37,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ConfigError(f"decode.temperature={self.temperature} must lie in [0, 100]; 0 is greedy")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"decode.top_p={self.top_p} must lie in (0, 1]; 1 switches it off")
-        if self.top_k < 0:
-            raise ConfigError(f"decode.top_k={self.top_k} must be 0 (off) or more")
+        check_sampling(self.temperature, self.top_p, self.top_k)
 
     @property
     def greedy(self) -> bool:
@@ -150,8 +145,25 @@ class Step:
         return len(self.path) - 1
 
 
+Networks = list[tuple[Any, str | int]]
+"""Callables by where they are kept: an object and an attribute's name, or a list and an index."""
+
+
 class Drafter(Protocol):
-    """A method. State lives between ``begin`` calls only; ``begin`` forgets everything of the prompt before."""
+    """A method. State lives between ``begin`` calls only; ``begin`` forgets everything of the prompt before.
+
+    Its class is made as ``Class(config, target, tokenizer)``. ``Class.Config`` is a frozen dataclass of settings that
+    have defaults, and raises ``methods.common.errors.ArgumentError`` for one that is out of range.
+
+    Three more things a class may have:
+
+    * ``check(config, outline)``, a static method: refuses weights that don't fit a target of which the config alone is
+      known, as an ``Outline`` (``hidden``, ``vocab``, ``config``). Called by ``methods.check`` before weights load.
+    * ``networks()``: the callables that are forwards of its draft, as ``Networks``. Who measures replaces them by
+      wrappers. The first argument has a row for each token; an attribute called ``logits`` is an output head, which
+      belongs to the forward before it.
+    * a setting called ``weights``: None, a folder, a hub id or a mapping, read by ``methods.loading.sources``.
+    """
 
     max_rows: int
     """Rows of the largest forward it will ask for, root included: sizes the target's cache."""
@@ -162,11 +174,35 @@ class Drafter(Protocol):
     path_only: bool
     """Of an outcome it reads the accepted rows alone, so its cycles can be replayed from a text (``decode.replay``)."""
 
-    # A method with weights may also have ``check(config, outline)``, static: it refuses those that don't fit a target
-    # whose config alone is known. ``methods.check`` calls it.
+    def begin(self, request: Request, prefill: Prefill) -> None:
+        """Start a turn: called once, after the target has read the prompt and before the first ``propose``.
 
-    def begin(self, request: Request, prefill: Prefill) -> None: ...
+        Not called where the first token already ends the text.
 
-    def propose(self, context: Context) -> Draft: ...
+        Args:
+            request: the prompt, the limits and how to sample.
+            prefill: the target's hidden states, ``[prompt, hidden]`` in the target's dtype, and the first token of the
+                answer. That token is the root of the first cycle and is not in the target's cache yet.
+        """
 
-    def observe(self, outcome: Outcome) -> None: ...
+    def propose(self, context: Context) -> Draft:
+        """Draft one cycle: called once before each forward of the target but the prefill.
+
+        Args:
+            context: all committed tokens, the last of which is the root, and how many may still be emitted
+                (``remaining``, at least 1). One of those is the target's own, so more than ``remaining - 1`` levels
+                are never accepted.
+
+        Returns:
+            A tree whose first token is the root ``context.ids[-1]``, with at most ``max_rows`` rows on the device of
+            the target's head. Its other fields may be None: then the draft is a plain tree, verified by matching.
+        """
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what became of the draft: called once after each ``propose``, but where the text ends there.
+
+        Args:
+            outcome: the accepted rows (``path``, root first), the committed tokens (one more than were accepted,
+                before any cut at the end of the text), and of the target's forward the hidden states
+                ``[rows, hidden]`` and the logits of the leading rows ``[heads, vocab]``.
+        """

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
 from methods.decode.draws import LANES
 from methods.decode.sampling import distribution, draw_siblings
 from methods.decode.target import Target
@@ -47,7 +47,7 @@ class Eagle:
     path_only = True
 
     def __init__(self, config: EagleConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = fitted(config.tree, "eagle", widest=min(target.vocab, LANES))
+        nodes = fitted(config.tree, widest=min(target.vocab, LANES))
         widest = max(path[-1] for path in nodes) + 1
         self._head = EagleHead(config.weights, "eagle", target, draft_vocab=config.draft_vocab, widest=widest)
         self._device = target.head_device
@@ -91,6 +91,9 @@ class Eagle:
 
     def observe(self, outcome: Outcome) -> None:
         self._head.observe(outcome)
+
+    def networks(self) -> Networks:
+        return self._head.networks()
 
     def _draw(self, q: Tensor, context: Context, depth: int, width: int) -> Tensor:
         position = torch.full((q.shape[0],), context.root_position + 1 + depth, device=q.device)

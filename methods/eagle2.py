@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
+from methods.common.errors import ArgumentError
 from methods.common.limits import MOST_ROWS
 from methods.decode.sampling import likeliest
 from methods.decode.target import Target
@@ -50,15 +50,15 @@ class Eagle2Config:
 
     def __post_init__(self) -> None:
         if min(self.total_tokens, self.depth, self.top_k) < 1:
-            raise ConfigError("methods.eagle2.total_tokens, depth and top_k must be 1 or more")
+            raise ArgumentError("total_tokens, depth and top_k must be 1 or more")
         if self.nodes > MOST_ROWS or self.top_k * self.depth > MOST_ROWS:
-            raise ConfigError(
-                f"methods.eagle2.total_tokens={self.total_tokens}, depth={self.depth} and top_k={self.top_k} draft "
+            raise ArgumentError(
+                f"total_tokens={self.total_tokens}, depth={self.depth} and top_k={self.top_k} draft "
                 f"more than {MOST_ROWS} nodes; lower them"
             )
         for name, value in (("expand", self.expand), ("rerank_by", self.rerank_by)):
             if value not in ("value", "confidence"):
-                raise ConfigError(f"methods.eagle2.{name}={value} is not known; choose value or confidence")
+                raise ArgumentError(f"{name}={value} is not known; choose value or confidence")
 
     @property
     def nodes(self) -> int:
@@ -68,8 +68,8 @@ class Eagle2Config:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Every node met while expanding, level by level. ``parent`` indexes the pool; -1 is the root."""
+class Candidates:
+    """Every node met while expanding, level by level. ``parent`` is an index among them; -1 is the root."""
 
     tokens: Int[Tensor, "pool"]
     value: Float[Tensor, "pool"]
@@ -88,7 +88,7 @@ class Eagle2:
 
     def __init__(self, config: Eagle2Config, target: Target, tokenizer: Any = None) -> None:
         if config.top_k > target.vocab:
-            raise ConfigError(f"methods.eagle2.top_k={config.top_k} exceeds the vocabulary of {target.vocab}")
+            raise ArgumentError(f"top_k={config.top_k} exceeds the vocabulary of {target.vocab}")
         self._config = config
         self._head = EagleHead(config.weights, "eagle2", target, draft_vocab=config.draft_vocab, widest=config.top_k)
         self.max_rows = config.nodes + 1
@@ -114,7 +114,10 @@ class Eagle2:
     def observe(self, outcome: Outcome) -> None:
         self._head.observe(outcome)
 
-    def _expand(self) -> Pool:
+    def networks(self) -> Networks:
+        return self._head.networks()
+
+    def _expand(self) -> Candidates:
         """Grow the pool: top_k nodes at the first level, top_k * top_k at each of the others."""
         k, depth = self._config.top_k, self._config.depth
         feature = self._head.catch_up()
@@ -144,10 +147,10 @@ class Eagle2:
         expanded = torch.cat(frontiers)
         # The last frontier was not expanded, so it has no children; the first level's parent is the root.
         parents = torch.cat([torch.full_like(tokens, -1), expanded[:-k].repeat_interleave(k)])
-        return Pool(pool_tokens, values, confidences, parents, tuple(starts), expanded)
+        return Candidates(pool_tokens, values, confidences, parents, tuple(starts), expanded)
 
 
-def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
+def select(pool: Candidates, config: Eagle2Config) -> Int[Tensor, "chosen"]:
     """The nodes to verify, as ascending pool indices: ascending is level order, so parents come first."""
     if not config.rerank:
         return pool.frontier.sort().values
@@ -155,7 +158,7 @@ def select(pool: Pool, config: Eagle2Config) -> Int[Tensor, "chosen"]:
     return top(score, config.nodes).sort().values
 
 
-def _best_below(pool: Pool) -> Float[Tensor, "pool"]:
+def _best_below(pool: Candidates) -> Float[Tensor, "pool"]:
     """Each node's own confidence or its best descendant's: ranking by it selects a node's ancestors too."""
     best = pool.confidence.clone()
     ends = (*pool.level_starts[1:], best.shape[0])

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
-from methods.decode.fused import Product
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
+from methods.common.errors import ArgumentError
 from methods.decode.target import Target
 from methods.decode.topk import top
 from methods.decode.tree import chain, from_list, inner_levels, parents_of_paths
@@ -31,6 +30,7 @@ from methods.heads.checkpoints import Checkpoint
 from methods.heads.draft_vocab import DraftHead
 from methods.heads.static_trees import fitted
 from methods.loading.model_header import Outline
+from methods.runtime.fused import Product
 
 _FILES = ("hydra_lm_head.pt",)
 
@@ -60,7 +60,7 @@ class Hydra:
     path_only = True
 
     def __init__(self, config: HydraConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = fitted(config.tree, "hydra", widest=target.vocab)
+        nodes = fitted(config.tree, widest=target.vocab)
         parents = parents_of_paths(nodes)
         checkpoint = Checkpoint(config.weights, "hydra", _FILES)
         widest = max(path[-1] for path in nodes) + 1
@@ -69,7 +69,7 @@ class Hydra:
         self._prefix = PrefixLayer(checkpoint, target) if _has_prefix(checkpoint) else None
         depth = max(len(path) for path in nodes)
         if depth > len(self._heads):
-            raise ConfigError(f"methods.hydra.tree is {depth} deep, these weights have {len(self._heads)} heads")
+            raise ArgumentError(f"tree is {depth} deep, these weights have {len(self._heads)} heads")
         self._device = target.head_device
         self._embedding = target.embedding.to(self._device)
         self._tree = from_list(parents, self._device)
@@ -98,6 +98,10 @@ class Hydra:
 
     def observe(self, outcome: Outcome) -> None:
         self._new_rows = outcome.hidden[outcome.path]
+
+    def networks(self) -> Networks:
+        prefix: Networks = [(self._prefix, "_layers")] if self._prefix else []
+        return prefix + [(self._heads, k) for k in range(len(self._heads))]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return nn.functional.embedding(tokens, self._embedding)
@@ -238,7 +242,7 @@ def check_heads(checkpoint: Checkpoint, target: Target | Outline) -> Layout:
     if prefix:
         shapes |= _prefix_shapes(target)
     ignored = [name for name in checkpoint.shapes if name.endswith("rotary_emb.inv_freq")]
-    checkpoint.check(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
+    checkpoint.require(shapes, ignored=[*ignored, "input_embed_fn.weight", f"{_PREFIX}embed_tokens.weight"])
     return Layout(count, mlp, blocks, head_name, own_output)
 
 

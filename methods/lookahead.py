@@ -24,7 +24,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.common.limits import MOST_ROWS
 from methods.decode.target import Target
 from methods.decode.topk import greedy
@@ -42,15 +42,15 @@ class LookaheadConfig:
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.ngram < 2 or self.guesses < 1:
-            raise ConfigError("methods.lookahead needs window >= 1, ngram >= 2 and guesses >= 1")
+            raise ArgumentError("window, ngram and guesses must be at least 1, 2 and 1")
         if (self.window + self.guesses) * self.ngram > MOST_ROWS:
-            raise ConfigError(
-                f"methods.lookahead with window={self.window}, ngram={self.ngram} and guesses={self.guesses} asks for "
-                f"more than {MOST_ROWS} rows; lower them"
+            raise ArgumentError(
+                f"window={self.window}, ngram={self.ngram} and guesses={self.guesses} ask for more than {MOST_ROWS} "
+                "rows; lower them"
             )
 
 
-class Pool:
+class NgramPool:
     """n-grams by first token, at most ``size`` each; the least recently found is dropped first."""
 
     def __init__(self, size: int) -> None:
@@ -82,7 +82,7 @@ class Lookahead:
         self.max_rows = widest + config.guesses * (config.ngram - 1) + 1
 
     def begin(self, request: Request, prefill: Prefill) -> None:
-        self._pool = Pool(self._config.guesses)
+        self._pool = NgramPool(self._config.guesses)
         self._prompt = request.prompt_ids
         self._grid: list[list[int]] = []
 

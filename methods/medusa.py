@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
+from methods.common.errors import ArgumentError
 from methods.decode.target import Target
 from methods.decode.topk import top
 from methods.decode.tree import from_list, parents_of_paths
@@ -52,7 +52,7 @@ class Medusa:
     path_only = True
 
     def __init__(self, config: MedusaConfig, target: Target, tokenizer: Any = None) -> None:
-        nodes = fitted(config.tree, "medusa", widest=target.vocab)
+        nodes = fitted(config.tree, widest=target.vocab)
         checkpoint = Checkpoint(config.weights, "medusa", _FILES)
         blocks, outputs = load_heads(checkpoint, target)
         self._blocks = [target.linear(*block) for block in blocks]
@@ -61,7 +61,7 @@ class Medusa:
         self._outputs = [target.linear(self._draft.rows(output)) for output in outputs]
         depth = max(len(path) for path in nodes)
         if depth > len(self._blocks):
-            raise ConfigError(f"methods.medusa.tree is {depth} deep, these weights have {len(self._blocks)} heads")
+            raise ArgumentError(f"tree is {depth} deep, these weights have {len(self._blocks)} heads")
         device = target.head_device
         self._tree = from_list(parents_of_paths(nodes), device)
         self._head_of = torch.tensor([len(path) - 1 for path in nodes], device=device)
@@ -77,7 +77,7 @@ class Medusa:
         self._hidden = prefill.hidden[-1:]
 
     def propose(self, context: Context) -> Draft:
-        ranked = self._draft.tokens(top(self._logits(), self._width))
+        ranked = self._draft.tokens(top(self._logits(self._hidden), self._width))
         root = ranked.new_full((1,), context.ids[-1])
         return Draft(torch.cat([root, ranked[self._head_of, self._rank_of]]), self._tree)
 
@@ -85,9 +85,11 @@ class Medusa:
         last = outcome.path[-1]
         self._hidden = outcome.hidden[last : last + 1]
 
-    def _logits(self) -> Tensor:
-        """Every head's logits, a row each."""
-        hidden = self._hidden
+    def networks(self) -> Networks:
+        return [(self, "_logits")]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Every head's logits over one hidden state, a row each."""
         states = [hidden + nn.functional.silu(block(hidden)) for block in self._blocks[: self._depth]]
         if not self._outputs:
             return self._draft.logits(torch.cat(states))  # one product for all heads: the matrix is read once
@@ -119,5 +121,5 @@ def check_heads(checkpoint: Checkpoint, target: Target | Outline) -> tuple[int, 
         shapes[f"{k}.0.linear.bias"] = (target.hidden,)
         if own_output:
             shapes[f"{k}.1.weight"] = (target.vocab, target.hidden)
-    checkpoint.check(shapes)
+    checkpoint.require(shapes)
     return heads, own_output

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.common.limits import MOST_ROWS
 from methods.decode.target import Target
 from methods.decode.tree import chain
@@ -36,10 +36,10 @@ class PLDConfig:
 
     def __post_init__(self) -> None:
         if self.variant not in ("orig", "hf"):
-            raise ConfigError(f"methods.pld.variant={self.variant} is not known; choose orig or hf")
+            raise ArgumentError(f"variant={self.variant} is not known; choose orig or hf")
         if not 1 <= self.max_ngram <= MOST_ROWS or not 1 <= self.num_draft <= MOST_ROWS:
-            raise ConfigError(
-                f"methods.pld.max_ngram={self.max_ngram} and num_draft={self.num_draft} must lie in [1, {MOST_ROWS}]"
+            raise ArgumentError(
+                f"max_ngram={self.max_ngram} and num_draft={self.num_draft} must lie in [1, {MOST_ROWS}]"
             )
 
 

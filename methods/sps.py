@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.base import Context, Draft, Networks, Outcome, Prefill, Request
+from methods.common.errors import ArgumentError, ConfigError, prefixed
 from methods.decode.sampling import distribution, draw
 from methods.decode.target import Target
 from methods.decode.topk import greedy
@@ -45,9 +45,9 @@ class SpSConfig:
 
     def __post_init__(self) -> None:
         if self.schedule not in ("constant", "heuristic"):
-            raise ConfigError(f"methods.sps.schedule={self.schedule} is not known; choose constant or heuristic")
+            raise ArgumentError(f"schedule={self.schedule} is not known; choose constant or heuristic")
         if not 1 <= self.num_draft <= _LONGEST:
-            raise ConfigError(f"methods.sps.num_draft={self.num_draft} must lie in [1, {_LONGEST}]")
+            raise ArgumentError(f"num_draft={self.num_draft} must lie in [1, {_LONGEST}]")
 
 
 class SpS:
@@ -68,7 +68,8 @@ class SpS:
     def check(config: SpSConfig, target: Outline) -> None:
         source = source_of(config.weights, "sps")
         if not shares_embedding(source):
-            outline(source, setting="methods.sps.weights")
+            with prefixed("weights: "):
+                outline(source)
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         prompt = self._known(torch.tensor(request.prompt_ids, device=self.draft.device))
@@ -105,6 +106,9 @@ class SpS:
             grown = min(self._gamma + 2, _LONGEST) if accepted == self._gamma else self._gamma - 1
             self._gamma = max(grown, 1)
 
+    def networks(self) -> Networks:
+        return [(self.draft, "forward"), (self.draft, "logits")]
+
     def _known(self, tokens: Tensor) -> Tensor:
         """The target's vocabulary may be padded further than the draft's; an id beyond the draft's is read as its last
         one.
@@ -123,9 +127,8 @@ class SpS:
 
 def _own_draft(source: Source, target: Target, tokenizer: Any) -> Target:
     dtype = str(target.dtype).removeprefix("torch.")
-    loaded = load_model(
-        source, dtype=dtype, device=str(target.head_device), runtime=target.runtime, setting="methods.sps.weights"
-    )
+    with prefixed("weights: "):
+        loaded = load_model(source, dtype=dtype, device=str(target.head_device), runtime=target.runtime)
     _check_same_tokens(tokenizer, loaded.tokenizer, source.id)
     return loaded.target
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from jaxtyping import config, install_import_hook
 # Before anything imports these modules: their jaxtyping annotations are enforced here and cost nothing elsewhere.
 _CHECKED = [
     "base",
-    *(f"decode.{name}" for name in ("tree", "cache", "topk", "draws", "sampling", "verify", "target", "cuda_graphs")),
+    *(f"decode.{name}" for name in ("draws", "tree", "topk", "sampling", "verify", "target")),
+    *(f"runtime.{name}" for name in ("cache", "cuda_graphs")),
 ]
 with install_import_hook([f"methods.{name}" for name in _CHECKED], "beartype.beartype"):
-    pass
+    for _name in _CHECKED:
+        import_module(f"methods.{_name}")
 
 from methods.common.paths import cache_folder  # noqa: E402
 from methods.decode.target import Target  # noqa: E402

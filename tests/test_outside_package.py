@@ -92,9 +92,9 @@ def test_it_emits_vanillas_text_token_for_token(sampling: Sampling) -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"num_drafts": 3}, "methods.repeat.num_drafts is not a setting; did you mean 'num_draft'?"),
-        ({"num_draft": "3"}, "methods.repeat.num_draft='3' must be of type int"),
-        ({"num_draft": 0}, "methods.repeat.num_draft must be 1 or more"),
+        ({"num_drafts": 3}, "num_drafts is not a setting; did you mean 'num_draft'?"),
+        ({"num_draft": "3"}, "num_draft='3' must be of type int"),
+        ({"num_draft": 0}, "num_draft must be 1 or more"),
     ],
 )
 def test_its_settings_are_checked_like_those_of_a_built_in_method(knobs: dict[str, object], said: str) -> None:

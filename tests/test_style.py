@@ -126,7 +126,7 @@ def allowed_eval(tree: ast.AST) -> set[str]:
 
 def test_bench_knows_no_method_by_name_but_vanilla() -> None:
     """Strings that are exactly a method's name, and imports of its module; only the registry may have them."""
-    known = {name: place.partition(":")[0] for name, place in methods._BUILT_IN.items() if name != "vanilla"}
+    known = {name: row.drafter.partition(":")[0] for name, row in methods._BUILT_IN.items() if name != "vanilla"}
     for path, tree in in_bench().items():
         strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         assert not strings & set(known), named(path)

@@ -7,23 +7,20 @@ import sys
 from collections.abc import Callable
 
 import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from bench.cli import outside_methods
 from bench.cli.mistakes import explain
 from bench.cli.signals import Stopped, heeding_signals, in_slurm_task
 from bench.records.store import DamagedRecordError
 from methods.common import command_line
-from methods.common.errors import ConfigError
 from methods.common.paths import CONF
 
 
 def launch(task: Callable[[DictConfig], int]) -> None:
     """Run a Hydra task and turn the user's mistakes into one line and exit code 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises, and the one line below is ours to write
-    if code := _guarded(lambda: command_line.check(sys.argv[1:], CONF)):
+    if code := _guarded(lambda: command_line.refuse_unsafe(sys.argv[1:], CONF)):
         sys.exit(code)
     outside_methods.register()
     codes = [0]
@@ -40,21 +37,11 @@ def launch(task: Callable[[DictConfig], int]) -> None:
 
 
 def _guarded(action: Callable[[], int | None]) -> int:
-    try:
-        return action() or 0
-    except (HydraException, OmegaConfBaseException, ConfigError, DamagedRecordError) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of our output left (| head); nothing was lost
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"error: {what}; what was written before is intact, and the same command goes on", file=sys.stderr)
-        return 1
-    except Stopped as stopped:
-        print(f"stopped by {stopped.signal}; the same command goes on with what is missing", file=sys.stderr)
-        return stopped.code
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to finish what is missing", file=sys.stderr)
-        return 130
+    def heeding() -> int | None:
+        try:
+            return action()
+        except Stopped as stopped:
+            print(f"stopped by {stopped.signal}; the same command goes on with what is missing", file=sys.stderr)
+            return stopped.code
+
+    return command_line.guarded(heeding, explain, (DamagedRecordError,))

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import methods
 from bench.cost import model_sizes
 from bench.cost.cpu_speed import Speeds
 from bench.cost.model_sizes import BYTES, Size
 from bench.plan.cells import VANILLA, Cell
 from bench.plan.identity import registered
 from bench.records.block import Block
-from methods.heads.cycle_cost import Work, work
+from methods.heads.cycle_cost import CycleCost, DraftSize
 
 _CONTEXT = 512
 """Tokens assumed to be in the cache before there are records."""
@@ -34,7 +35,7 @@ class Bound:
     seconds: float
 
 
-def bound(cycle: Work, size: Size, element: int, speeds: Speeds, context: float) -> Bound:
+def bound(cycle: CycleCost, size: Size, element: int, speeds: Speeds, context: float) -> Bound:
     """The least time a cycle can take: each forward is limited by reading or by arithmetic, whichever is slower."""
     forwards = [
         (1, cycle.rows, size.read, size.cache_elements * context),
@@ -49,12 +50,13 @@ def bound(cycle: Work, size: Size, element: int, speeds: Speeds, context: float)
     return Bound(*total)
 
 
-def work_of(name: str, knobs: dict[str, Any], size: Size) -> Work | None:
+def cost_of(name: str, knobs: dict[str, Any], size: Size) -> CycleCost | None:
     """A cycle of a method at its settings, at most; None where the method, its head or a setting is not known."""
     weights = knobs.get("weights")
     whole = model_sizes.of_whole_draft(weights) if weights else None
     head = whole or (model_sizes.of_head(weights) if weights else None)
-    return work(registered(name), knobs, head, size.vocab, size.hidden, whole=whole is not None)
+    draft = DraftSize(head, size.vocab, size.hidden, whole=whole is not None)
+    return methods.cycle_cost(registered(name), knobs, draft)
 
 
 def before(cell: Cell, speeds: Speeds) -> list[str]:
@@ -63,14 +65,14 @@ def before(cell: Cell, speeds: Speeds) -> list[str]:
     if size is None:
         return []
     element = BYTES[cell.model.dtype]
-    token = bound(Work(1), size, element, speeds, _CONTEXT)
+    token = bound(CycleCost(1), size, element, speeds, _CONTEXT)
     lines = [
         f"{cell.model.name} in {cell.model.dtype}: a token reads {token.read / 1e9:.2f} GB, at least "
         f"{token.seconds * 1e3:.3g} ms here (copies {speeds.copy / 1e9:.3g} GB/s, multiplies "
         f"{speeds.multiply / 1e9:.3g} Gflop/s, measured {speeds.taken[:10]})"
     ]
     for name, knobs in cell.methods.items():
-        if asked := work_of(name, knobs, size):
+        if asked := cost_of(name, knobs, size):
             cycle = bound(asked, size, element, speeds, _CONTEXT)
             lines.append(
                 f"  {name}: {asked.rows:.0f} rows and {asked.passes} draft forwards, {cycle.read / 1e9:.2f} GB and "
@@ -87,9 +89,9 @@ def after(cell: Cell, blocks: Iterable[Block], speeds: Speeds) -> list[str]:
         return []
     element, lines = BYTES[cell.model.dtype], []
     base = measured[VANILLA]
-    token = bound(Work(1), size, element, speeds, base.context)
+    token = bound(CycleCost(1), size, element, speeds, base.context)
     for name, found in measured.items():
-        asked = work_of(name, cell.methods.get(name, {}), size)
+        asked = cost_of(name, cell.methods.get(name, {}), size)
         if asked is None:
             continue
         cycle = bound(asked.at(found.rows), size, element, speeds, found.context)

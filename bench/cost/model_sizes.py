@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from bench.plan.schema import Model
 from methods.common.paths import shipped
+from methods.loading.safetensors_header import read_shapes
 
 _LIST = Path(__file__).parents[1] / "data" / "model_sizes.json"
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -109,17 +109,9 @@ def _of_folder(folder: Path) -> Size | None:
 
 @cache
 def _parameters(folder: Path) -> int:
-    """Elements of all tensors, from the headers of the safetensors files: the first 8 bytes say how long one is.
-
-    0 where a file is damaged.
-    """
-    total = 0
-    for path in folder.glob("*.safetensors"):
-        try:
-            with path.open("rb") as file:
-                length = struct.unpack("<Q", file.read(8))[0]
-                header = json.loads(file.read(min(length, path.stat().st_size)))
-            total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-        except (OSError, struct.error, ValueError, TypeError, KeyError, AttributeError):
-            return 0  # damaged: the loader says so, with the file's name
-    return total
+    """Elements of all tensors in a folder's safetensors files; 0 where a file is damaged."""
+    try:
+        headers = [read_shapes(path) for path in folder.glob("*.safetensors")]
+    except Exception:  # noqa: BLE001 a damaged file can make a parser raise anything; the loader names the file
+        return 0
+    return sum(math.prod(shape) for shapes in headers for shape in shapes.values())

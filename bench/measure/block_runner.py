@@ -16,9 +16,9 @@ from bench.measure.recorders import NodeRecorder
 from bench.plan.cells import VANILLA, Cell, MissingBlock
 from bench.records.block import Block, Failed, Reading, Readings, Run, Turn
 from methods.base import Drafter, Request
-from methods.decode.cuda_graphs import Graphed
 from methods.decode.loop import decode
 from methods.loading.model import Loaded
+from methods.runtime.cuda_graphs import Graphed
 
 
 class BlockRunner:

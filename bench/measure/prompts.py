@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.plan.cells import Cell, Question
-from bench.plan.templates import OWN, TEMPLATES, check
+from bench.plan.templates import OWN, TEMPLATES, require_known
 from methods.base import Request, Sampling
 from methods.common.errors import ConfigError
 
@@ -22,7 +22,7 @@ def render(tokenizer: Any, template: str, questions: Sequence[str], answers: Seq
             tokens (a template that writes BOS and a tokenizer that adds another: drafts get worse and nothing else
             shows).
     """
-    check(template)
+    require_known(template)
     asked = list(questions[: len(answers) + 1])
     if template == OWN:
         ids = _by_tokenizer(tokenizer, asked, answers)

@@ -1,7 +1,7 @@
 """Runs cells: load, warm up, block after block, write, trace.
 
 A block (``bench.measure.block_runner``) is written whole or not at all. One during which a GPU was throttled or shared
-(``bench.measure.gpu_state``), or new shapes were recorded (``methods.decode.cuda_graphs``), is set aside whole and
+(``bench.measure.gpu_state``), or new shapes were recorded (``methods.runtime.cuda_graphs``), is set aside whole and
 measured again after the others.
 """
 
@@ -26,7 +26,7 @@ from bench.measure.block_runner import BlockRunner
 from bench.measure.clock import wall_time
 from bench.measure.gpu_state import Reader
 from bench.measure.memory_errors import out_of_memory as is_out_of_memory
-from bench.plan import hub_lock
+from bench.measure.misfits import refuse_misfits, source_of_model
 from bench.plan.cells import VANILLA, Cell, MissingBlock, lacking, missing, untraced
 from bench.plan.identity import method_id, registered
 from bench.plan.schema import Model
@@ -35,11 +35,10 @@ from bench.records.block import Block
 from bench.records.lock import Busy, Lost
 from bench.records.store import SCHEMA, Store, repeats
 from methods.base import Drafter, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ConfigError, prefixed
 from methods.common.redact import redact
 from methods.decode.loop import decode
-from methods.loading.model import Loaded, Source, load_model, outline
-from methods.loading.model_header import Outline
+from methods.loading.model import Loaded, load_model
 
 
 class DisturbedError(RuntimeError):
@@ -67,11 +66,7 @@ class Session:
         Raises:
             ConfigError: for a mistake that would meet every cell (a wrong setting, a missing model).
         """
-        for cell in cells:
-            for name, knobs in cell.methods.items():
-                methods.configure(registered(name), knobs)  # refuse wrong knobs before any weight loads
-            hub_lock.refuse_unpinned(cell.model, cell.methods, results)
-        _check_weights(cells)
+        refuse_misfits(cells, results)
         failed: list[str] = []
         for cell in cells:
             try:
@@ -189,16 +184,17 @@ class Session:
     def _load(self, model: Model) -> None:
         if self._loaded is None or self._model != model:
             self._loaded, self._drafters, self._warm = None, {}, set()  # free the old weights first
-            self._loaded = load_model(
-                _source(model),
-                dtype=model.dtype,
-                device=model.device,
-                attention=model.attention,
-                runtime=model.runtime,
-                context=model.context,
-                eos_tokens=tuple(model.eos_tokens),
-                accept=lambda tokenizer: prompts.render(tokenizer, model.template, ["?"], []),
-            )
+            with prefixed("model."):
+                self._loaded = load_model(
+                    source_of_model(model),
+                    dtype=model.dtype,
+                    device=model.device,
+                    attention=model.attention,
+                    runtime=model.runtime,
+                    context=model.context,
+                    eos_tokens=tuple(model.eos_tokens),
+                    accept=lambda tokenizer: prompts.render(tokenizer, model.template, ["?"], []),
+                )
             away = {"cpu", "disk"} & set(devices.placement(self._loaded.target)) if torch.cuda.is_available() else set()
             if model.device == "map" and away:  # accelerate's way out of too little memory; its speed means nothing
                 raise ConfigError(
@@ -220,7 +216,8 @@ class Session:
         key = method_id(name, knobs)
         if key not in self._drafters:
             assert self._loaded is not None
-            self._drafters[key] = methods.load(registered(name), knobs, self._loaded.target, self._loaded.tokenizer)
+            with prefixed(f"methods.{registered(name)}."):
+                self._drafters[key] = methods.load(registered(name), knobs, self._loaded.target, self._loaded.tokenizer)
         return self._drafters[key]
 
     def _warm_up(self, cell: Cell, drafters: dict[str, Drafter]) -> None:
@@ -241,25 +238,6 @@ class Session:
                     raise
                 continue  # its blocks will say so
             self._warm.add(key)
-
-
-def _source(model: Model) -> Source:
-    return Source(model.kind, model.id, model.revision, model.file, model.sha256)
-
-
-def _check_weights(cells: Sequence[Cell]) -> None:
-    """Hold targets and heads against each other by their files' headers: the last cell's wrong head would else be
-    found after the hours of all before it."""
-    outlines: dict[Source, Outline] = {}
-    checked: set[tuple[Source, str]] = set()
-    for cell in cells:
-        source = _source(cell.model)
-        if source not in outlines:
-            outlines[source] = outline(source)
-        for name, ident in cell.method_ids.items():
-            if (source, ident) not in checked:
-                methods.check(registered(name), cell.methods[name], outlines[source])
-                checked.add((source, ident))
 
 
 class _Running:

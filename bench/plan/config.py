@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import methods
 from bench.plan.identity import fingerprint
 from bench.plan.schema import Decode, Hub, Measure, Model, Setup, Task
-from methods.common.errors import ConfigError
+from methods.common.errors import ConfigError, prefixed
+from methods.common.freeze import freeze
 from methods.common.paths import shipped
 from methods.loading.sources import source_of
-
-_Group = TypeVar("_Group")
-
-
-def freeze(schema: type[_Group], values: Any, name: str) -> _Group:
-    """Check one group against its schema.
-
-    Raises:
-        ConfigError: naming the setting, in one line.
-    """
-    try:
-        frozen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
-    except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
-        setting = f"{name}.{error.full_key}" if error.full_key else name
-        if isinstance(error, MissingMandatoryValue):
-            raise ConfigError(f"{setting} must be given here: add {setting}=...") from None
-        raise ConfigError(f"{setting}: {str(error).splitlines()[0]}") from None
-    except ConfigError:
-        raise
-    except ValueError as error:  # OmegaConf's word for a null where a group is needed
-        raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from None
-    assert isinstance(frozen, schema)
-    return frozen
 
 
 def setup_of(config: DictConfig) -> Setup:
@@ -95,7 +70,8 @@ def _pinned(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
     weights = knobs.get("weights")
     if weights is None:
         return knobs
-    source = source_of(weights, name)
+    with prefixed(f"methods.{name}."):
+        source = source_of(weights, name)
     if isinstance(weights, str) and Path(weights).expanduser().is_dir():
         weights = {"kind": "folder", "id": weights}
     if isinstance(weights, dict) and source.kind in ("folder", "shipped"):

@@ -20,12 +20,13 @@ import methods
 from bench.plan import questions as tasks
 from bench.plan import templates
 from bench.plan.cells import VANILLA, Cell, Question, cell_of
-from bench.plan.config import freeze, knobs_of, setup_of
+from bench.plan.config import knobs_of, setup_of
 from bench.plan.hub_lock import Pins
 from bench.plan.identity import registered
 from bench.plan.schema import Decode, Profile, Setup, Table, Task
 from bench.records import hardware
 from methods.common.errors import ConfigError
+from methods.common.freeze import freeze
 from methods.common.paths import CONF
 
 _GROUPS = ("model", "decode", "task", "method")
@@ -145,7 +146,7 @@ def _compose(sizes: Sequence[str], given: Sequence[str], chosen: str) -> Setup:
     overrides += [override for override in given if _key(override) != "method"]
     composed = hydra.compose("config", overrides=overrides)
     setup = setup_of(composed)
-    templates.check(setup.model.template)
+    templates.require_known(setup.model.template)
     return Pins.read(Path(str(composed.results)).expanduser()).pin(setup)
 
 

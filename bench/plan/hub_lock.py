@@ -18,7 +18,7 @@ from typing import Any
 from bench.plan.schema import Hub, Model, Setup
 from bench.records.store import DamagedRecordError
 from methods.common.atomic_write import write_atomically
-from methods.common.errors import ConfigError
+from methods.common.errors import ConfigError, prefixed
 from methods.loading.hub import PREFETCH, is_commit
 from methods.loading.sources import source_of
 
@@ -95,8 +95,11 @@ def files_key(hub: Hub) -> str:
 def hub_weights(method: str, knobs: Mapping[str, Any]) -> tuple[str, str | None] | None:
     """The repository and revision of a method's weights; None if they are not the hub's, or there are none."""
     weights = knobs.get("weights")
-    source = source_of(weights, method) if weights is not None else None
-    return (source.id, source.revision) if source is not None and source.kind == "hub" else None
+    if weights is None:
+        return None
+    with prefixed(f"methods.{method}."):
+        source = source_of(weights, method)
+    return (source.id, source.revision) if source.kind == "hub" else None
 
 
 def refuse_unpinned(model: Model, knobs: Mapping[str, Mapping[str, Any]], results: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import methods
 from methods.common.errors import ConfigError
+from methods.common.limits import check_sampling
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Model:
         _one_of("model.attention", self.attention, ("sdpa", "eager"))
         _one_of("model.runtime", self.runtime, ("hf", "fused", "graph"))
         if self.runtime != "hf" and self.attention == "eager":
-            raise ConfigError("model.attention=eager is a way of the stock module; use it with model.runtime=hf")
+            raise ConfigError("model.attention=eager works only with model.runtime=hf")
 
     @property
     def arithmetic(self) -> str:
@@ -118,12 +119,7 @@ class Decode:
         _file_name("decode.name", self.name)
         if self.max_new_tokens < 1:
             raise ConfigError(f"decode.max_new_tokens={self.max_new_tokens} must be 1 or more")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ConfigError(f"decode.temperature={self.temperature} must lie in [0, 100]; 0 is greedy")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"decode.top_p={self.top_p} must lie in (0, 1]; 1 switches it off")
-        if self.top_k < 0:
-            raise ConfigError(f"decode.top_k={self.top_k} must be 0 (off) or more")
+        check_sampling(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True)

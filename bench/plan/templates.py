@@ -1,4 +1,4 @@
-"""The chat formats that the paper's targets were tuned on. BOS is left out: ``bench.measure.prompts`` adds one.
+"""The chat formats that the paper's targets were tuned on, as text. ``bench.measure.prompts`` adds the BOS token.
 
 Sources: FastChat 0.2.31 (``vicuna_v1.1``, ``llama-2``) and SafeAILab/EAGLE's evaluation scripts, which set LLaMA2's
 long system prompt, for LLaMA3 too, and end every LLaMA2 prompt with one more space. Each of these enters tau: a head
@@ -66,7 +66,7 @@ TEMPLATES: dict[str, Callable[[Sequence[str], Sequence[str]], str]] = {
 """By the name that ``model.template`` gives. Arguments: all questions so far, and one answer fewer."""
 
 
-def check(name: str) -> None:
+def require_known(name: str) -> None:
     """Refuse a template that is neither the tokenizer's own nor one of these.
 
     Raises:

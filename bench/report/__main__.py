@@ -11,12 +11,12 @@ from omegaconf import DictConfig
 from bench.cli.launch import launch
 from bench.plan import grid
 from bench.plan.cells import Cell, missing
-from bench.plan.config import freeze
 from bench.plan.paper_questions import NotFetchedError
 from bench.plan.schema import Style, Table
 from bench.records.store import Store
 from bench.report import page
 from bench.report.output import finish, results_folder
+from methods.common.freeze import freeze
 
 
 def _report(config: DictConfig) -> int:

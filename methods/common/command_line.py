@@ -1,4 +1,6 @@
-"""What a command line may hold, checked before Hydra reads it: settings are data, and they end up on disk.
+"""What the commands share: what a command line may hold, and from any mistake to one line and an exit code.
+
+Settings are data and end up on disk, so the command line is checked before Hydra reads it.
 
 Hydra by itself would call whatever ``hydra.callbacks`` names, unpickle a job, write its own copy of the command line
 wherever ``hydra.run.dir`` points, and paste an environment variable into any setting.
@@ -7,9 +9,14 @@ wherever ``hydra.run.dir`` points, and paste an environment variable into any se
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from methods.common.errors import ConfigError
 from methods.common.redact import redact
@@ -24,7 +31,7 @@ _RESOLVER = re.compile(r"\$\{[^}]*:")
 _OPTION = re.compile(r"(?!(null|true|false)$)[A-Za-z_][\w.-]*")
 
 
-def check(arguments: Sequence[str], conf: Path) -> None:
+def refuse_unsafe(arguments: Sequence[str], conf: Path) -> None:
     """Refuse what is not a setting of ours; ``conf`` holds a folder for each group of options.
 
     Raises:
@@ -52,6 +59,33 @@ def check(arguments: Sequence[str], conf: Path) -> None:
             raise ConfigError(f"{argument}: a value is taken as it stands; write it out instead of ${{...:...}}")
         if groups.get(name) and not all(_OPTION.fullmatch(each.strip(" '\"")) for each in _listed(value)):
             raise ConfigError(f"{argument} names no option of {name}; choose from {', '.join(groups[name])}")
+
+
+def guarded(
+    action: Callable[[], int | None],
+    explain: Callable[[Exception], str] = lambda error: str(error).splitlines()[0],
+    mistakes: tuple[type[Exception], ...] = (),
+) -> int:
+    """Run ``action`` and return its exit code: 2 for a user's mistake, 1 for the system's error, 130 for Ctrl-C.
+
+    Each is one line on stderr. ``explain`` writes that of a mistake; ``mistakes`` are further errors that count as one.
+    """
+    refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, ConfigError, *mistakes)
+    try:
+        return action() or 0
+    except refused as error:
+        print(f"error: {explain(error)}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output left (| head); nothing was lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"error: {what}; what was written before is intact, and the same command goes on", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to finish what is missing", file=sys.stderr)
+        return 130
 
 
 def _listed(value: str) -> list[str]:

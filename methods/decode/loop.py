@@ -43,7 +43,7 @@ def check_fits(target: Target, request: Request) -> None:
     if not 1 <= length < target.context:
         raise ConfigError(
             f"question {request.question} turn {request.turn}: a prompt of {length} tokens does not fit a context of "
-            f"{target.context}; shorten it, or drop the question with task.count or task.path"
+            f"{target.context}; shorten it, or leave the question out"
         )
 
 

@@ -158,4 +158,4 @@ def check_finite(logits: Float[Tensor, "*n vocab"], where: str) -> None:
         NumericsError: naming where it happened.
     """
     if not bool(torch.isfinite(logits.amax())):
-        raise NumericsError(f"logits are not finite {where}; try model.dtype=float32 or bfloat16")
+        raise NumericsError(f"logits are not finite {where}; try dtype float32 or bfloat16")

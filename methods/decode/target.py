@@ -2,10 +2,10 @@
 
 This is the only place that runs the target. On ``runtime="hf"`` the model's own code is neither copied nor patched: the
 base model is called with explicit positions and a 4-D mask (taken as is by ``transformers``). On ``runtime="fused"``
-the same weights are driven by ``methods.decode.fused``, on ``"graph"`` in recorded shapes
-(``methods.decode.cuda_graphs``), and held against the stock module first. Either way the output head is applied only to
-the rows whose logits somebody reads, and draft heads are built from the target's own blocks (``layers``, ``linear``):
-vanilla and every method of a block run on one runtime.
+the same weights are driven by ``methods.runtime.fused``, on ``"graph"`` in recorded shapes
+(``methods.runtime.cuda_graphs``), and held against the stock module first. Either way the output head is applied only
+to the rows whose logits somebody reads, and draft heads are built from the target's own blocks (``layers``,
+``linear``): vanilla and every method of a block run on one runtime.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from methods.common.errors import ConfigError
-from methods.decode.cache import KVCache
-from methods.decode.cuda_graphs import Graphed, refuse_without_gpu
-from methods.decode.fused import Fused, Product, check, make_linear
+from methods.common.errors import ArgumentError, ConfigError
 from methods.decode.sampling import check_finite
-from methods.decode.stock import Layers, Stock
 from methods.decode.tree import Tree
+from methods.runtime.cache import KVCache
+from methods.runtime.cuda_graphs import Graphed, refuse_without_gpu
+from methods.runtime.fused import Fused, Product, check_architecture, make_linear
+from methods.runtime.stock import Layers, Stock
 
 RUNTIMES = ("hf", "fused", "graph")
 
@@ -53,7 +53,7 @@ class Target:
 
     def __init__(self, model: Any, *, context: int | None = None, runtime: str = "hf") -> None:
         if runtime not in RUNTIMES:
-            raise ConfigError(f"model.runtime={runtime} is not known; choose {', '.join(RUNTIMES)}")
+            raise ArgumentError(f"runtime={runtime} is not known; choose {', '.join(RUNTIMES)}")
         if runtime == "graph":
             refuse_without_gpu(model.device)
         self.runtime = runtime
@@ -75,7 +75,7 @@ class Target:
         self._project: Product = self._head
         self._fused: Layers | None = None
         if runtime != "hf":
-            check(self._base, runtime)
+            check_architecture(self._base, runtime)
             self._fused = self.layers(list(self._base.layers), self._base.rotary_emb, self._base.norm)
             self._project = self.linear(self._head.weight, self._head.bias)
             self._check_fused()
@@ -244,9 +244,9 @@ class Target:
         short = self.dtype in (torch.float16, torch.bfloat16)
         difference, bound = float((away.median(-1).values if short else away).max()), _ROUNDING[self.dtype]
         if not difference <= bound:
-            raise ConfigError(
-                f"model.runtime={self.runtime} gives other hidden states than {type(self.model).__name__} itself (by "
-                f"{difference:.1e} of their norm, {bound:.0e} is rounding); use model.runtime=hf"
+            raise ArgumentError(
+                f"runtime={self.runtime} gives other hidden states than {type(self.model).__name__} itself (by "
+                f"{difference:.1e} of their norm, {bound:.0e} is rounding); use hf"
             )
 
 
@@ -261,7 +261,7 @@ def context_of(config: Any, asked: int | None) -> int:
     whole cache, which is only the model's own attention while the text fits in the window.
 
     Raises:
-        ConfigError: if ``asked`` is more.
+        ArgumentError: if ``asked`` is more.
     """
     limit = int(config.max_position_embeddings)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -272,5 +272,5 @@ def context_of(config: Any, asked: int | None) -> int:
     if window and getattr(config, "use_sliding_window", True):
         limit = min(limit, int(window))
     if asked is not None and not 2 <= asked <= limit:
-        raise ConfigError(f"model.context={asked} must lie in [2, {limit}] for this model")
+        raise ArgumentError(f"context={asked} must lie in [2, {limit}] for this model")
     return asked or limit

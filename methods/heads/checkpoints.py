@@ -41,7 +41,7 @@ class Checkpoint:
                 raise self.error(f"{name} holds NaN or infinity")
         return tensors
 
-    def check(self, expected: Shapes, *, ignored: Iterable[str] = ()) -> None:
+    def require(self, expected: Shapes, *, ignored: Iterable[str] = ()) -> None:
         """Hold the file's header against what is expected, by name and by shape; ``ignored`` names may be there.
 
         Raises:

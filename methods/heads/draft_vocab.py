@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError, ConfigError
 from methods.decode.target import Target
 from methods.heads.checkpoints import Checkpoint
 from methods.loading.tensor_files import read_tensors
@@ -27,7 +27,7 @@ class DraftHead:
         widest: children of the widest node, which need as many tokens.
 
     Raises:
-        ConfigError: if a size is asked for and there is no ranking, or it is too short.
+        ArgumentError: if a size is asked for and there is no ranking, or it is too short.
     """
 
     def __init__(self, target: Target, checkpoint: Checkpoint, size: int, widest: int) -> None:
@@ -35,17 +35,19 @@ class DraftHead:
         self._ids: Tensor | None = None
         if not size:
             return
-        setting, path = f"methods.{checkpoint.method}.draft_vocab", checkpoint.path.with_name(FILE)
+        path = checkpoint.path.with_name(FILE)
         if not path.is_file():
-            raise ConfigError(f"{setting}={size} needs {FILE} beside {checkpoint.path}; there is none: set {setting}=0")
+            raise ArgumentError(
+                f"draft_vocab={size} needs {FILE} beside {checkpoint.path}; there is none: set draft_vocab=0"
+            )
         ranked = read_tensors(path).get("tokens", torch.empty(0))
         if not widest <= size <= len(ranked):
-            raise ConfigError(
-                f"{setting}={size} must be 0 (all tokens) or lie in [{widest}, {len(ranked)}]: a node of this tree has "
-                f"{widest} children, and {path} ranks {len(ranked)} tokens"
+            raise ArgumentError(
+                f"draft_vocab={size} must be 0 (all tokens) or lie in [{widest}, {len(ranked)}]: a node of this tree "
+                f"has {widest} children, and {path} ranks {len(ranked)} tokens"
             )
         if ranked.is_floating_point() or len(set(ranked.tolist())) < len(ranked) or not _within(ranked, target.vocab):
-            raise ConfigError(f"{path} must rank different tokens of the target's {target.vocab}; set {setting}=0")
+            raise ConfigError(f"{path} must rank different tokens of the target's {target.vocab}; set draft_vocab=0")
         # Ascending ids, so that among equals the lowest id stays first.
         self._ids = ranked[:size].long().sort().values.to(target.head_device)
         self._project = target.linear(target.output_weight[self._ids])

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from methods.base import Outcome, Prefill, Request
+from methods.base import Networks, Outcome, Prefill, Request
 from methods.decode.target import Target
 from methods.decode.tree import chain
 from methods.heads.checkpoints import Checkpoint
@@ -79,6 +79,10 @@ class EagleHead:
     def end_draft(self) -> None:
         """Forget the draft rows; only true pairs survive a cycle."""
         self.cache.length = self._true
+
+    def networks(self) -> Networks:
+        """The layer and the output head, as ``methods.base.Drafter`` describes it."""
+        return [(self, "_run"), (self.draft, "logits")]
 
     def _run(self, tokens: Tensor, features: Tensor, positions: Tensor, tail: Tensor | None) -> Tensor:
         embedded = nn.functional.embedding(tokens, self._embedding)
@@ -145,5 +149,5 @@ def _empty(checkpoint: Checkpoint, target: Target | Outline) -> tuple[Any, Any, 
     # A stored embedding is a frozen copy of the target's; drafting uses the target's own, so a head may come without.
     if _EMBEDDING in checkpoint.shapes:
         shapes[_EMBEDDING] = (target.vocab, target.hidden)
-    checkpoint.check(shapes)
+    checkpoint.require(shapes)
     return config, layer, fc

@@ -44,7 +44,7 @@ def shared_draft(source: Source, target: Target) -> Target | None:
     with torch.device("meta"):
         model = type(target.model)(config)
     own = {name: tuple(value.shape) for name, value in model.base_model.named_parameters() if "embed" not in name}
-    checkpoint.check({f"model.{name}": shape for name, shape in own.items()})
+    checkpoint.require({f"model.{name}": shape for name, shape in own.items()})
     cast = {name: tensor.to(target.head_device, target.dtype) for name, tensor in checkpoint.tensors.items()}
     model.load_state_dict(cast, assign=True, strict=False)
     model.set_input_embeddings(target.model.get_input_embeddings())

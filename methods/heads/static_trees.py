@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.common.limits import MOST_ROWS
 
 _STAGE1 = "0/0:9 0/1:3 0/2:2 0/3:1 0/4:1 0/5:1 1/0:2 2/0:1 0/0/0:1"
@@ -46,21 +46,16 @@ TREES = {
 }
 
 
-def fitted(tree: str, method: str, *, widest: int) -> tuple[tuple[int, ...], ...]:
+def fitted(tree: str, *, widest: int) -> tuple[tuple[int, ...], ...]:
     """``paths`` for a drafter whose nodes have at most ``widest`` children.
 
     Raises:
-        ConfigError: naming the method's setting.
+        ArgumentError: as ``paths``, or if a node has more.
     """
-    try:
-        found = paths(tree)
-    except ConfigError as error:
-        raise ConfigError(f"methods.{method}.tree: {error}") from None
+    found = paths(tree)
     most = max(path[-1] for path in found) + 1
     if most > widest:
-        raise ConfigError(
-            f"methods.{method}.tree={tree!r} gives a node {most} children; at most {widest} are possible here"
-        )
+        raise ArgumentError(f"tree={tree!r} gives a node {most} children; at most {widest} are possible here")
     return found
 
 
@@ -69,23 +64,23 @@ def paths(tree: str) -> tuple[tuple[int, ...], ...]:
     """The rank paths of a named tree, or of one written out in the notation above, sorted by (depth, path).
 
     Raises:
-        ConfigError: if it is neither, or names children of a node that does not exist.
+        ArgumentError: if it is neither, or names children of a node that does not exist.
     """
     text = TREES.get(tree, tree)
     root, bar, rest = text.partition("|")
     if not bar or not root.strip().isdigit() or int(root) < 1:
-        raise ConfigError(f"tree {tree!r} is not known; choose {', '.join(TREES)}, or write one out as '3 | 0:2 1:1'")
+        raise ArgumentError(f"tree={tree!r} is not known; choose {', '.join(TREES)}, or write one out as '3 | 0:2 1:1'")
     counts = [root.strip(), *(entry.rpartition(":")[2] for entry in rest.split())]
     if any(len(count) > 9 for count in counts) or sum(int(count) for count in counts if count.isdigit()) > MOST_ROWS:
-        raise ConfigError(f"tree {tree[:40]!r} has more than {MOST_ROWS} nodes; give a smaller one")
+        raise ArgumentError(f"tree={tree[:40]!r} has more than {MOST_ROWS} nodes; give a smaller one")
     nodes: set[tuple[int, ...]] = {(rank,) for rank in range(int(root))}
     for entry in sorted(rest.split(), key=lambda entry: entry.count("/")):
         name, _, count = entry.partition(":")
         ranks = name.split("/")
         if not count.isdigit() or not all(rank.isdigit() for rank in ranks):
-            raise ConfigError(f"tree entry {entry!r} is not of the form 0/1:2")
+            raise ArgumentError(f"tree: entry {entry!r} is not of the form 0/1:2")
         parent = tuple(int(rank) for rank in ranks)
         if parent not in nodes:
-            raise ConfigError(f"tree entry {entry!r} gives children to a node that does not exist")
+            raise ArgumentError(f"tree: entry {entry!r} gives children to a node that does not exist")
         nodes |= {(*parent, rank) for rank in range(int(count))}
     return tuple(sorted(nodes, key=lambda path: (len(path), path)))

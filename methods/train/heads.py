@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,13 +12,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from methods.base import Sampling
+from methods.common.limits import within
 from methods.decode.sampling import distribution, log_distribution
 from methods.decode.target import Target
 from methods.train.data import Batch
 
 
 class Head(Protocol):
-    """A module in training. Its loss and its agreement come from one batch of true text and true features."""
+    """A module in training. Its loss and its agreement come from one batch of true text and true features.
+
+    Its class is made as ``Class(frozen, settings)``. ``Class.Settings`` is a frozen dataclass, which checks its own
+    ranges; ``conf/train.yaml`` may set it under ``heads.<method>``.
+    """
 
     def start(self, batches: Iterable[Batch]) -> None:
         """Initialise the weights from these batches."""
@@ -35,15 +41,26 @@ class Head(Protocol):
         """What is trained."""
 
 
+@dataclass(frozen=True)
+class SeveralHeads:
+    """Settings of a method with a head for each depth: how many, and how much less each further one weighs."""
+
+    heads: int = 4
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        within("heads", self.heads, 1, 16)
+
+
 class Frozen:
-    """The target's embedding, and its output head over the tokens that the cross-entropy runs over.
+    """The target's embedding, its output head over the tokens that the cross-entropy runs over, and its stock ``base``.
 
     ``rows``: those tokens. Other tokens do not enter the loss; with 8,192 of SmolLM2's 49,152 tokens kept, one token in
     a hundred of its own text is left out.
     """
 
     def __init__(self, target: Target, rows: Int[Tensor, "rows"]) -> None:
-        self.config = target.model.config
+        self.config, self.base = target.model.config, target.model.base_model
         self.hidden, self.vocab = target.hidden, target.vocab
         # On the CPU, where heads are trained: batches come from files, whatever the target's device was.
         self.embedding = target.embedding.detach().cpu().float()

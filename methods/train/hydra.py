@@ -18,13 +18,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from methods.train.data import Batch
-from methods.train.heads import Frozen, cross_entropy, hits, regress
+from methods.train.heads import Frozen, SeveralHeads, cross_entropy, hits, regress
 
 
 class HydraTraining(nn.Module):
     """The modules of ``methods.hydra_heads``, over whole windows of text."""
 
-    def __init__(self, frozen: Frozen, *, heads: int = 4, decay: float = 0.8) -> None:
+    Settings = SeveralHeads
+
+    def __init__(self, frozen: Frozen, settings: SeveralHeads) -> None:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -35,10 +37,10 @@ class HydraTraining(nn.Module):
         self.layer = LlamaDecoderLayer(config, layer_idx=0)
         self.norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
         self._rotary = LlamaRotaryEmbedding(config)
-        self.res = nn.ModuleList(nn.Linear((k + 2) * hidden, hidden) for k in range(heads))
-        self.linear = nn.ModuleList(nn.Linear((k + 2) * hidden, hidden) for k in range(heads))
-        self.block = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(heads))
-        self._frozen, self._decay = frozen, decay
+        self.res = nn.ModuleList(nn.Linear((k + 2) * hidden, hidden) for k in range(settings.heads))
+        self.linear = nn.ModuleList(nn.Linear((k + 2) * hidden, hidden) for k in range(settings.heads))
+        self.block = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(settings.heads))
+        self._frozen, self._decay = frozen, settings.decay
 
     def prefix(self, features: Float[Tensor, "batch rows hidden"]) -> Float[Tensor, "batch rows hidden"]:
         """g: one decoder layer and a norm over the target's states."""

@@ -19,18 +19,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from methods.train.data import Batch
-from methods.train.heads import Frozen, cross_entropy, hits
+from methods.train.heads import Frozen, SeveralHeads, cross_entropy, hits
 
 
 class MedusaTraining(nn.Module):
     """One residual block a head."""
 
-    def __init__(self, frozen: Frozen, *, heads: int = 4, decay: float = 0.8) -> None:
+    Settings = SeveralHeads
+
+    def __init__(self, frozen: Frozen, settings: SeveralHeads) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(frozen.hidden, frozen.hidden) for _ in range(heads))
+        self.blocks = nn.ModuleList(nn.Linear(frozen.hidden, frozen.hidden) for _ in range(settings.heads))
         for parameter in self.blocks.parameters():
             nn.init.zeros_(parameter)  # as published: the start is the target's own prediction, one token too early
-        self._frozen, self._decay = frozen, decay
+        self._frozen, self._decay = frozen, settings.decay
 
     def forward(self, features: Float[Tensor, "*n hidden"], head: int) -> Float[Tensor, "*n hidden"]:
         """The state whose output-head logits are head ``head``'s."""

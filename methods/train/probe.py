@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 import methods
 from methods.base import Request, Sampling
+from methods.common.errors import prefixed
 from methods.decode.loop import decode
 from methods.loading.model import Loaded
 from methods.train.chat import Chat
@@ -17,7 +18,8 @@ from methods.train.settings import Probe
 
 def tau(loaded: Loaded, method: str, knobs: dict[str, Any], folder: Path, settings: Probe) -> float:
     """Tokens per cycle (``tau_micro``: the bonus token counted, the prefill not), greedy."""
-    drafter = methods.load(method, {**knobs, "weights": str(folder)}, loaded.target, loaded.tokenizer)
+    with prefixed(f"methods.{method}."):
+        drafter = methods.load(method, {**knobs, "weights": str(folder)}, loaded.target, loaded.tokenizer)
     chat = Chat(loaded.tokenizer)
     emitted = cycles = 0
     for number, question in enumerate(tqdm(settings.questions, desc=f"tau of {method}")):

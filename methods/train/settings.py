@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from methods.common.errors import ConfigError
+import methods
+from methods.common.errors import ConfigError, prefixed
+from methods.common.freeze import freeze
+from methods.common.limits import within
 
 
 @dataclass
@@ -73,45 +73,8 @@ class Probe:
 
 
 @dataclass
-class Eagle:
-    """See ``methods.train.eagle``."""
-
-    feature_weight: float
-    token_weight: float
-    noise: float
-    own_share: float
-    intermediate_size: int | None
-
-
-@dataclass
-class Ahead:
-    """Medusa's and Hydra's: how many heads, and how much less each further one weighs."""
-
-    heads: int
-    decay: float
-
-
-@dataclass
-class SpS:
-    """See ``methods.train.sps``."""
-
-    layers: int
-    intermediate_size: int | None
-
-
-@dataclass
-class Heads:
-    """Settings of one kind of head."""
-
-    eagle: Eagle
-    medusa: Ahead
-    hydra: Ahead
-    sps: SpS
-
-
-@dataclass
 class Settings:
-    """One training run."""
+    """One training run. ``heads`` holds each method's own settings, of the type that its trainer names."""
 
     work: str
     output: str
@@ -119,7 +82,7 @@ class Settings:
     features: Features
     training: Training
     probe: Probe
-    heads: Heads
+    heads: dict[str, Any]
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -128,25 +91,19 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: naming the setting, in one line.
     """
-    try:
-        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), values))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or 'train'}: {str(error).splitlines()[0]}") from None
-    assert isinstance(settings, Settings)
-    for name, low, high, value in (
-        ("corpus.greedy_share", 0, 1, settings.corpus.greedy_share),
-        ("training.held_out", 0, 0.5, settings.training.held_out),
-        ("corpus.batch", 1, 4096, settings.corpus.batch),
-        ("training.window", 16, 65536, settings.training.window),
-        ("heads.eagle.own_share", 0, 1, settings.heads.eagle.own_share),
-        ("heads.medusa.heads", 1, 16, settings.heads.medusa.heads),
-        ("heads.hydra.heads", 1, 16, settings.heads.hydra.heads),
-        ("heads.sps.layers", 1, 1000, settings.heads.sps.layers),
-    ):
-        if not low <= value <= high:
-            raise ConfigError(f"{name}={value} must lie in [{low}, {high}]")
+    settings = freeze(Settings, values)
+    with prefixed("corpus."):
+        within("greedy_share", settings.corpus.greedy_share, 0, 1)
+        within("batch", settings.corpus.batch, 1, 4096)
+    with prefixed("training."):
+        within("held_out", settings.training.held_out, 0, 0.5)
+        within("window", settings.training.window, 16, 65536)
     if settings.training.start and not Path(settings.training.start).is_file():
         raise ConfigError(
             f"training.start={settings.training.start} is no file; give a checkpoint, WORK/training/METHOD.pt"
         )
-    return settings
+    heads = {
+        name: freeze(trainer.Settings, settings.heads.get(name, {}), f"heads.{name}")
+        for name, trainer in methods.trainers().items()
+    }
+    return replace(settings, heads=heads)

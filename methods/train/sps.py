@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,38 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from methods.common.errors import ConfigError
-from methods.decode.target import Target
+from methods.common.errors import ArgumentError
+from methods.common.limits import within
 from methods.train.data import Batch
 from methods.train.heads import Frozen, cross_entropy, hits, regress
 
 
+@dataclass(frozen=True)
+class SpSSettings:
+    """``intermediate_size`` prunes the MLPs to that many neurons, those of the largest weights; None keeps all."""
+
+    layers: int = 2
+    intermediate_size: int | None = None
+
+    def __post_init__(self) -> None:
+        within("layers", self.layers, 1, 1000)
+
+
 class SpSTraining(nn.Module):
-    """The first ``layers`` layers of the target and its final norm.
+    """The first ``layers`` layers of the target and its final norm."""
 
-    ``intermediate_size`` prunes the MLPs to that many neurons, those of the largest weights; null keeps all.
-    """
+    Settings = SpSSettings
 
-    def __init__(
-        self, frozen: Frozen, target: Target, *, layers: int = 2, intermediate_size: int | None = None
-    ) -> None:
+    def __init__(self, frozen: Frozen, settings: SpSSettings) -> None:
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         super().__init__()
-        base = target.model.base_model
-        width = intermediate_size or frozen.config.intermediate_size
+        base, layers = frozen.base, settings.layers
+        width = settings.intermediate_size or frozen.config.intermediate_size
         if width > frozen.config.intermediate_size:
-            raise ConfigError(
-                f"heads.sps.intermediate_size={width} must be at most the target's, {frozen.config.intermediate_size}, "
+            raise ArgumentError(
+                f"intermediate_size={width} must be at most the target's, {frozen.config.intermediate_size}, "
                 "or null to keep all"
             )
         self.layers = nn.ModuleList(copy.deepcopy(layer).cpu().float() for layer in base.layers[:layers])

@@ -10,25 +10,23 @@ from typing import Any
 
 import torch
 
+import methods
+from methods.common.errors import prefixed
 from methods.common.file_hash import sha256
-from methods.decode import attention
-from methods.loading.model import Loaded, Source, load_model
+from methods.loading.model import Source, load_model
+from methods.runtime import attention
 from methods.train import corpus, features, loop, overlap, probe
 from methods.train.data import Data
-from methods.train.eagle import EagleTraining
 from methods.train.export import add, export
 from methods.train.heads import Frozen
-from methods.train.hydra import HydraTraining
-from methods.train.medusa import MedusaTraining
 from methods.train.settings import Settings
-from methods.train.sps import SpSTraining
 
 
 def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Make the head of ``method`` for a target; returns its manifest.
 
     Args:
-        method: ``eagle``, ``medusa``, ``hydra`` or ``sps``.
+        method: one that has a trainer.
         model: the composed ``model`` group.
         knobs: the method's settings, with which tau is probed.
         settings: everything else.
@@ -38,7 +36,8 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     """
     attention.register()
     source = Source(model["kind"], model["id"], model.get("revision"), model.get("file"), model.get("sha256"))
-    loaded = load_model(source, dtype=model["dtype"], device=model["device"], attention=attention.NAME)
+    with prefixed("model."):
+        loaded = load_model(source, dtype=model["dtype"], device=model["device"], attention=attention.NAME)
     work = Path(settings.work)
     kept_out = [{"file": path.name, "sha256": sha256(path)} for path in overlap.files(settings.corpus.exclude)]
     of = {key: model.get(key) for key in ("kind", "id", "revision", "file", "sha256", "dtype")}
@@ -48,10 +47,11 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     frequent = data.frequent(0, loaded.target.vocab)
     torch.manual_seed(settings.training.seed)  # how a head starts
     kept = frequent[: settings.training.vocabulary or None].sort().values
-    own = asdict(getattr(settings.heads, method))
+    own = asdict(settings.heads[method])
     start = settings.training.start
     trained = {**asdict(settings.training), "start": sha256(Path(start)) if start else None}
-    head = _head(method, loaded, Frozen(loaded.target, kept), own)
+    with prefixed(f"heads.{method}."):
+        head = methods.trainers()[method](Frozen(loaded.target, kept), settings.heads[method])
     identity = json.dumps([of, data.sha256, trained, own], sort_keys=True)
     curve = loop.train(head, data, settings.training, work / "training" / f"{method}.pt", identity)
     manifest = {
@@ -72,9 +72,3 @@ def train_head(method: str, model: Mapping[str, Any], knobs: dict[str, Any], set
     reached = probe.tau(loaded, method, knobs, folder, settings.probe)
     used = {key: value for key, value in knobs.items() if key != "weights"}
     return add(folder, {"probe": {"tau_micro": reached, "knobs": used, **asdict(settings.probe)}})
-
-
-def _head(method: str, loaded: Loaded, frozen: Frozen, own: dict[str, Any]) -> Any:
-    if method == "sps":
-        return SpSTraining(frozen, loaded.target, **own)
-    return {"eagle": EagleTraining, "medusa": MedusaTraining, "hydra": HydraTraining}[method](frozen, **own)

@@ -91,7 +91,9 @@ def main() -> None:
 def _methods(loaded: Loaded, meter: Meter, drafters: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Cycles on real text, all arms interleaved, and the stock module's one-row forward in every round."""
     requests = [Request(ids, options.tokens, question=str(k)) for k, ids in enumerate(_texts(loaded, options))]
-    arms = {label: Arm(_name(label), drafter, loaded.target, meter, requests) for label, drafter in drafters.items()}
+    for drafter in drafters.values():
+        meter.watch(drafter)
+    arms = {label: Arm(drafter, loaded.target, meter, requests) for label, drafter in drafters.items()}
     stock = _Stock(loaded, requests[0].prompt_ids)
     names = [STOCK, *arms]
     bursts: dict[str, list[Burst]] = {name: [] for name in names}
@@ -135,7 +137,7 @@ def _contexts(loaded: Loaded, meter: Meter, drafters: dict[str, Any], options: a
         random = torch.Generator().manual_seed(context)
         ids = tuple(torch.randint(target.vocab, (context,), generator=random).tolist())
         requests = [Request(ids, options.tokens, question=str(context))]
-        arms = {label: Arm("", drafter, target, meter, requests) for label, drafter in drafters.items()}
+        arms = {label: Arm(drafter, target, meter, requests) for label, drafter in drafters.items()}
         bursts: dict[str, list[Burst]] = {label: [] for label in arms}
         for turn in range(options.rounds + 1):
             for label, arm in arms.items():
@@ -175,7 +177,7 @@ def _blank(target: Target, prefill: Any, ids: torch.Tensor, capacity: int) -> to
 def _draft_phase(loaded: Loaded, meter: Meter, drafter: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Time of ``propose`` over the time of its own calls of the head, repeated on the same tensors."""
     request = Request(_texts(loaded, options)[0], options.tokens)
-    arm, head = Arm("", drafter, loaded.target, meter, [request]), drafter._head
+    arm, head = Arm(drafter, loaded.target, meter, [request]), drafter._head
     contexts: list[Any] = []
     calls: list[tuple[Any, int, tuple[Any, ...]]] = []
     propose, run, logits = drafter.propose, head._run, head.draft.logits
@@ -250,10 +252,6 @@ def _texts(loaded: Loaded, options: argparse.Namespace) -> list[tuple[int, ...]]
             joined += prompts.render(loaded.tokenizer, "tokenizer", question.turns, [])
     length = options.context
     return [tuple(joined[start : start + length]) for start in range(0, len(joined) - length + 1, length)]
-
-
-def _name(label: str) -> str:
-    return label.partition(":")[0]
 
 
 def _drafter(label: str, loaded: Loaded, weights: list[str]) -> Any:

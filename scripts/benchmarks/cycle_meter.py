@@ -24,18 +24,6 @@ SKIPPED_AT_START = 2
 SKIPPED_AT_RETURN = 1
 """Of every burst: other arms ran in between and left the caches of the CPU to this one cold."""
 
-NETWORKS: dict[str, Callable[[Any], list[tuple[Any, str | int]]]] = {
-    # Where each drafter calls its own network.
-    "sps": lambda drafter: [(drafter.draft, "forward"), (drafter.draft, "logits")],
-    "medusa": lambda drafter: [(drafter, "_logits")],
-    "hydra": lambda drafter: [
-        *([(drafter._prefix, "_layers")] if drafter._prefix else []),
-        *((drafter._heads, k) for k in range(len(drafter._heads))),
-    ],
-    "eagle": lambda drafter: [(drafter._head, "_run"), (drafter._head.draft, "logits")],
-    "eagle2": lambda drafter: [(drafter._head, "_run"), (drafter._head.draft, "logits")],
-}
-
 
 def clock() -> np.ndarray:
     """Wall and CPU time in ns. On a GPU the device is waited for, so there the overhead is an upper bound."""
@@ -63,6 +51,11 @@ class Meter:
             owner[name] = self._timed(owner[name], kind)
         else:
             setattr(owner, str(name), self._timed(getattr(owner, str(name)), kind))
+
+    def watch(self, drafter: Any) -> None:
+        """Time the forwards of a drafter's own network, where it says that it has one."""
+        for owner, name in getattr(drafter, "networks", list)():
+            self.wrap(owner, name, "draft")
 
     def _timed(self, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
@@ -100,14 +93,12 @@ class Burst:
 class Arm:
     """A method with a target cache of its own, so that it can stop after any cycle and go on later."""
 
-    def __init__(self, name: str, drafter: Any, target: Target, meter: Meter, requests: list[Request]) -> None:
+    def __init__(self, drafter: Any, target: Target, meter: Meter, requests: list[Request]) -> None:
         self.drafter = drafter
         self._target, self._meter, self._requests = target, meter, requests
         self._cache = target.new_cache()
         self._steps: Iterator[Step] = iter(())
         self._texts = self._left_out = 0
-        for owner, attribute in NETWORKS.get(name, lambda _: [])(drafter):
-            meter.wrap(owner, attribute, "draft")
 
     def enter(self) -> None:
         """Give the target this arm's cache."""

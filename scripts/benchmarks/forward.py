@@ -23,9 +23,9 @@ from transformers import DynamicCache
 
 from bench.measure.clock import cpu_ns, now_ns
 from bench.records import hardware, provenance
-from methods.decode import fused
 from methods.decode.target import Target
 from methods.decode.tree import chain
+from methods.runtime import fused
 from scripts.benchmarks import results_file
 from scripts.benchmarks.lossless import TASKS, load_target, setup_of_task
 

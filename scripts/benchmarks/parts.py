@@ -21,11 +21,11 @@ from tqdm import tqdm
 
 from bench.measure.clock import cpu_ns
 from bench.records import hardware, provenance
-from methods.decode.cache import KVCache
-from methods.decode.fused import _Mask
 from methods.decode.topk import greedy, top
 from methods.decode.tree import Tree, chain
 from methods.lookahead import _layout
+from methods.runtime.cache import KVCache
+from methods.runtime.fused import _Mask
 from scripts.benchmarks import results_file
 
 VOCAB, LAYERS, GROUPS, DIM, CONTEXT = 49152, 30, 3, 64, 300

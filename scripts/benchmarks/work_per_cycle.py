@@ -26,28 +26,17 @@ from methods.loading.model import Loaded
 from scripts.benchmarks.lossless import load_target, setup_of_task
 from tests.support import heads
 
-NETWORKS: dict[str, Callable[[Any], list[tuple[Any, Any]]]] = {
-    # Where each drafter calls its own network: (owner, name) of a callable whose first argument has a row per token.
-    "sps": lambda drafter: [(drafter, "_feed")],
-    "medusa": lambda drafter: [(drafter, "_logits")],
-    "hydra": lambda drafter: [(drafter, "_prefix"), *((drafter._heads, k) for k in range(len(drafter._heads)))],
-    "eagle": lambda drafter: [(drafter._head, "_run")],
-    "eagle2": lambda drafter: [(drafter._head, "_run")],
-}
-
 
 class Counter:
-    """Wraps the calls of a draft's network and adds up calls and rows."""
+    """Wraps the calls of a draft's network and adds up calls and rows. An output head belongs to the forward before."""
 
-    def __init__(self, places: list[tuple[Any, Any]]) -> None:
+    def __init__(self, drafter: Any) -> None:
         self.reset()
-        for owner, name in places:
+        for owner, name in getattr(drafter, "networks", list)():
             if isinstance(owner, list):
                 owner[name] = self._counting(owner[name])
-            else:
-                wrapped = self._counting(getattr(owner, name))
-                wrapped.cache = getattr(getattr(owner, name), "cache", None)
-                setattr(owner, name, wrapped)
+            elif name != "logits":
+                setattr(owner, name, self._counting(getattr(owner, name)))
 
     def reset(self) -> None:
         """Start again from zero."""
@@ -56,7 +45,7 @@ class Counter:
     def _counting(self, function: Callable[..., Any]) -> Any:
         def call(first: Any, *rest: Any) -> Any:
             self.calls += 1
-            self.rows += first.shape[0] if hasattr(first, "shape") else 1
+            self.rows += first.shape[0]
             return function(first, *rest)
 
         return call
@@ -76,7 +65,7 @@ def measure(loaded: Loaded, folder: Path, tokens: int) -> pd.DataFrame:
     for name in methods.names():
         knobs = {"weights": str(weights[name])} if name in weights else {}
         drafter = methods.load(name, knobs, loaded.target, loaded.tokenizer)
-        counter = Counter(NETWORKS.get(name, lambda _: [])(drafter))
+        counter = Counter(drafter)
         steps, calls, draft_rows = [], 0, 0
         for question in questions.load(setup.task):
             ids = prompts.render(loaded.tokenizer, setup.model.template, question.turns, [])

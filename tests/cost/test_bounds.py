@@ -15,7 +15,7 @@ from bench.cost import bounds, cpu_speed, forecast, model_sizes
 from bench.cost.cpu_speed import Speeds
 from bench.cost.model_sizes import Size
 from methods.decode.target import Target
-from methods.heads.cycle_cost import Work
+from methods.heads.cycle_cost import CycleCost, DraftSize
 from tests.support.commands import block, cell, turn
 
 SIZE = Size(parameters=1000, cache_elements=10, vocab=20, hidden=5, tied=False)
@@ -24,10 +24,10 @@ SPEEDS = Speeds(copy=100.0, multiply=1000.0, taken="2026-01-01")
 
 def test_a_forward_takes_as_long_as_the_slower_of_reading_and_multiplying() -> None:
     # 900 weights and 7 tokens of 10 elements in 2 bytes: 1940 bytes; one row multiplies 1800 times, 60 rows 108,000.
-    one, many = (bounds.bound(Work(rows), SIZE, 2, SPEEDS, 7) for rows in (1, 60))
+    one, many = (bounds.bound(CycleCost(rows), SIZE, 2, SPEEDS, 7) for rows in (1, 60))
     assert (one.read, one.operations, one.seconds) == (1940, 1800, 19.4)
     assert (many.read, many.operations, many.seconds) == (1940, 108_000, 108.0)
-    drafted = bounds.bound(Work(60, passes=6, pass_rows=10, elements=50), SIZE, 2, SPEEDS, 7)
+    drafted = bounds.bound(CycleCost(60, passes=6, pass_rows=10, elements=50), SIZE, 2, SPEEDS, 7)
     assert drafted.read == 1940 + 6 * 100
     assert drafted.seconds == pytest.approx(108.0 + 6 * max(100 / 100, 1000 / 1000))
 
@@ -48,7 +48,7 @@ def test_rows_of_a_cycle_are_those_the_method_asks_for(
     name: str, knobs: dict[str, Any], target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_sizes, "of_head", lambda weights: 50)
-    work = bounds.work_of(name, {**knobs, "weights": "x"}, SIZE)
+    work = bounds.cost_of(name, {**knobs, "weights": "x"}, SIZE)
     assert work is not None
     if name in ("vanilla", "pld"):
         assert work.rows == methods.load(name, knobs, target).max_rows
@@ -59,8 +59,8 @@ def test_rows_of_a_cycle_are_those_the_method_asks_for(
 
 
 def test_a_method_that_nothing_is_known_of_has_no_line() -> None:
-    assert bounds.work_of("elsewhere", {"weights": None}, SIZE) is None
-    assert bounds.work_of("pld", {}, SIZE) is None
+    assert bounds.cost_of("elsewhere", {"weights": None}, SIZE) is None
+    assert bounds.cost_of("pld", {}, SIZE) is None
 
 
 def test_the_card_after_a_run_holds_the_measured_speedup_against_the_predicted(
@@ -102,7 +102,7 @@ def test_a_machine_is_measured_once_per_dtype(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_chain_s_passes_follow_its_rows_and_a_draft_of_its_own_reads_its_own_output_matrix() -> None:
     knobs = {"num_draft": 5, "weights": {"kind": "hub", "id": "double7/vicuna-68m", "revision": None}}
-    work = bounds.work_of("sps", knobs, SIZE)
+    work = bounds.cost_of("sps", knobs, SIZE)
     assert work is not None
     assert (work.rows, work.passes) == (6, 5)
     assert work.elements == 68_030_208 - 32_000 * 768
@@ -110,7 +110,7 @@ def test_a_chain_s_passes_follow_its_rows_and_a_draft_of_its_own_reads_its_own_o
 
 
 def test_what_an_outside_method_calls_tree_is_not_read() -> None:
-    assert bounds.work("elsewhere", {"tree": ["binary"]}, 50, 20, 5) is None
+    assert methods.cycle_cost("elsewhere", {"tree": ["binary"]}, DraftSize(50, 20, 5)) is None
 
 
 def test_a_head_is_counted_in_its_files_and_one_that_nothing_tells_of_is_taken_for_a_large_one(

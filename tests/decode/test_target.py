@@ -68,7 +68,7 @@ def test_positions_past_the_context_are_clamped_and_disturb_no_other_row(llama: 
 
 @pytest.mark.parametrize("context", [0, 1, 257])
 def test_a_context_the_model_was_not_made_for_is_refused(llama: Any, context: int) -> None:
-    with pytest.raises(ConfigError, match=r"model.context=.* must lie in \[2, 256\]"):
+    with pytest.raises(ConfigError, match=r"^context=.* must lie in \[2, 256\]"):
         Target(llama, context=context)
 
 

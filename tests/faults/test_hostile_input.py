@@ -319,7 +319,7 @@ def test_a_run_writes_nothing_outside_its_results_and_no_secret_anywhere(
     assert command("method=[pld]", *settings, "task.count=null", "measure.trace=7").code == 0
     assert command("method=[pld]", *settings, "task.count=null", module="bench.report").code == 0
     with monkeypatch.context() as patch:
-        patch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Telling")
+        patch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Telling"))
         failed = command("method=[pld]", *settings, "task.count=null", "decode.seed=1")
     assert failed.code == 1
     assert [one.name for one in here.iterdir()] == ["results"]

@@ -218,7 +218,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], Path], str]] = {
             facts("vicuna7b", VICUNA_68M),
             tensors_of_llama(facts("vicuna7b", (768, 3072, 1, 12, 12)), frequencies=True),
         ),
-        "methods.sps.weights=",
+        "weights: id=",
     ),
 }  # fmt: skip
 
@@ -253,7 +253,7 @@ def test_a_wrong_target_is_refused_by_what_is_wrong(kind: str, tmp_path: Path) -
     with pytest.raises(ConfigError) as refused:
         outline(Source("folder", str(tmp_path)))
     said = str(refused.value)
-    assert said.startswith(f"model.id={tmp_path} lacks the weights that its config.json describes: ")
+    assert said.startswith(f"id={tmp_path} lacks the weights that its config.json describes: ")
     assert expected in said
     assert "\n" not in said
 

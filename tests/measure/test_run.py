@@ -121,7 +121,7 @@ class Warned(PLD):
 def test_a_requeued_task_that_finishes_no_block_does_not_ask_for_another_run(
     toy: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Warned")
+    monkeypatch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Warned"))
     for restarts, at, code, said in (
         ("0", "q0", 138, "stopped by SIGUSR1; the same command goes on"),
         ("1", "q1", 138, "stopped by SIGUSR1; the same command goes on"),

@@ -151,7 +151,7 @@ def test_the_second_turn_follows_vanilla_s_answer_or_the_method_s_own(
     monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path,
 ) -> None:  # fmt: skip
     # Only a method that answers differently can tell the two apart.
-    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Cheating")
+    monkeypatch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Cheating"))
     command("method=pld", *toy, f"measure.history={history}", "decode.max_new_tokens=24")
     tokenizer = load_model(Source("folder", str(tiny_model_folder))).tokenizer
     (store,) = stores(tmp_path).values()
@@ -204,7 +204,7 @@ def test_a_method_that_fails_is_recorded_and_the_other_cells_still_run(
 ) -> None:
     arguments = ["table=table1", "task=nq", "method=pld", "task.count=2", *tiny]
     with monkeypatch.context() as patch:
-        patch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Failing")
+        patch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Failing"))
         result = command(*arguments)
     assert result.code == 1
     greedy, t1 = stores(tmp_path).values()
@@ -232,7 +232,7 @@ def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s
 ) -> None:
     arguments = ["method=[pld,lookahead]", *toy]
     with monkeypatch.context() as patch:
-        patch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Hungry")
+        patch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Hungry"))
         result = command(*arguments)
         (store,) = stores(tmp_path).values()
         assert result.code == 1
@@ -275,7 +275,7 @@ def test_a_method_without_memory_for_a_question_is_left_out_of_it_with_vanilla_s
 def test_a_method_without_memory_for_anything_has_no_row_and_the_others_have_theirs(
     toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Starving")
+    monkeypatch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Starving"))
     result = command("method=[pld,lookahead]", *toy)
     assert result.code == 1
     rows = [line for line in result.out.splitlines() if line.startswith("| ")]
@@ -287,7 +287,7 @@ def test_a_method_without_memory_for_anything_has_no_row_and_the_others_have_the
 def test_a_method_that_does_not_fit_beside_the_model_is_one_line(
     toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:TooLarge")
+    monkeypatch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:TooLarge"))
     result = command("method=pld", *toy)
     assert result.code == 2
     assert result.err.splitlines()[-1] == (
@@ -316,7 +316,7 @@ def test_a_tokenizer_without_the_template_s_needs_is_refused_before_any_weight_i
 def test_a_baseline_without_memory_fails_its_cell(
     toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methods._BUILT_IN, "vanilla", f"{__name__}:Hungry")
+    monkeypatch.setitem(methods._BUILT_IN, "vanilla", methods.Row(f"{__name__}:Hungry"))
     result = command("method=lookahead", *toy)
     assert result.code == 1
     (store,) = stores(tmp_path).values()
@@ -329,7 +329,7 @@ def test_a_baseline_without_memory_fails_its_cell(
 def test_a_failure_is_told_on_stderr_since_stdout_is_for_the_table_and_one_line_of_json(
     toy: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Failing")
+    monkeypatch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Failing"))
     result = command("method=pld", *toy)
     assert "failed: IndexError: the planted failure" in result.err
     assert "failed: " not in result.out
@@ -339,7 +339,7 @@ def test_a_failure_is_told_on_stderr_since_stdout_is_for_the_table_and_one_line_
 def test_a_method_that_is_not_lossless_is_a_hole_however_fast_it_is(
     decode: str, toy: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Cheating")
+    monkeypatch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Cheating"))
     result = command("method=[pld,lookahead]", f"decode={decode}", *toy)
     assert result.code == 1
     (hole,) = result.last_line["holes"]

@@ -133,7 +133,7 @@ def test_traces_can_be_asked_for_later_and_change_no_block_and_no_cell(
 def test_a_second_decode_that_went_another_way_is_kept_and_said(
     toy: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methods._BUILT_IN, "pld", f"{__name__}:Moody")
+    monkeypatch.setitem(methods._BUILT_IN, "pld", methods.Row(f"{__name__}:Moody"))
     plain = [setting for setting in toy if not setting.startswith("methods.")]
     # Turn by turn: the warm-up, the one timed turn of the second question, and then its trace.
     settings = ["measure.trace=1", "task.count=1", f"task.path={write_questions(tmp_path / 'one.jsonl', [['Why?']])}"]

@@ -253,9 +253,9 @@ def test_trees_of_a_true_head_are_the_papers(tmp_path: Path, twins: bool) -> Non
     [
         ({"total_tokens": 0}, "total_tokens, depth and top_k must be 1 or more"),
         ({"depth": 0}, "must be 1 or more"),
-        ({"expand": "confidnce"}, "methods.eagle2.expand=confidnce is not known; choose value or confidence"),
-        ({"rerank_by": "rank"}, "methods.eagle2.rerank_by=rank is not known; choose value or confidence"),
-        ({"top_k": 13}, "methods.eagle2.top_k=13 exceeds the vocabulary of 12"),
+        ({"expand": "confidnce"}, "^expand=confidnce is not known; choose value or confidence"),
+        ({"rerank_by": "rank"}, "^rerank_by=rank is not known; choose value or confidence"),
+        ({"top_k": 13}, "^top_k=13 exceeds the vocabulary of 12"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(knobs: dict[str, Any], said: str) -> None:

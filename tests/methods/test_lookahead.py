@@ -14,7 +14,7 @@ import methods
 from methods.base import Context, Draft, Drafter, Outcome, Prefill, Request, Sampling
 from methods.common.errors import ConfigError
 from methods.decode.target import Target
-from methods.lookahead import Pool
+from methods.lookahead import NgramPool
 from tests.support.models import random_prompts, run, tiny_llama
 
 
@@ -184,7 +184,7 @@ def slow_add(known: list[tuple[int, ...]], ngram: tuple[int, ...], size: int) ->
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=30), st.integers(1, 4))
 def test_the_pool_keeps_the_latest_found_of_each_first_token(added: list[tuple[int, int]], size: int) -> None:
-    pool, slow = Pool(size), {0: [], 1: []}
+    pool, slow = NgramPool(size), {0: [], 1: []}
     for key, rest in added:
         pool.add(key, (rest,))
         slow_add(slow[key], (rest,), size)
@@ -211,5 +211,5 @@ def test_drafts_do_not_reach_past_the_length_limit(counter: Target) -> None:
 
 @pytest.mark.parametrize("knobs", [{"window": 0}, {"ngram": 1}, {"guesses": 0}])
 def test_bad_settings_are_refused(knobs: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"methods\.lookahead needs"):
+    with pytest.raises(ConfigError, match=r"^window, ngram and guesses must be at least 1, 2 and 1$"):
         methods.configure("lookahead", knobs)

@@ -107,8 +107,15 @@ def test_no_more_is_drafted_than_may_still_be_emitted(remaining: int, drafted: i
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"variant": "other"}, {"max_ngram": 0}, {"num_draft": 0}, {"num_drafts": 3}, {"num_draft": 3.0}]
+    ("knobs", "said"),
+    [
+        ({"variant": "other"}, "^variant=other is not known"),
+        ({"max_ngram": 0}, "^max_ngram=0 and num_draft=10 must lie in"),
+        ({"num_draft": 0}, "^max_ngram=3 and num_draft=0 must lie in"),
+        ({"num_drafts": 3}, "^num_drafts is not a setting; did you mean 'num_draft'"),
+        ({"num_draft": 3.0}, "^num_draft=3.0 must be of type int$"),
+    ],
 )
-def test_bad_settings_are_refused_by_name(knobs: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"methods\.pld\."):
+def test_bad_settings_are_refused_by_name(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         methods.configure("pld", knobs)

@@ -16,10 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 import bench.cli.outside_methods
 import methods
-from bench.plan.config import freeze, setup_of
+from bench.plan.config import setup_of
 from bench.plan.identity import digest, method_id
 from bench.plan.schema import Decode, Measure, Model, Profile, Table
 from methods.common.errors import ConfigError
+from methods.common.freeze import freeze
 from methods.common.paths import CONF
 from tests.support.commands import ROOT, Command, environment, in_subprocess
 
@@ -128,7 +129,7 @@ MISTAKES = {
     "model.kind=floder": "model.kind=floder is not known; did you mean 'folder'?",
     "model.dtype=fp16": "model.dtype=fp16 is not known; known: float32, bfloat16, float16, float64",
     "model.runtime=fussed": "model.runtime=fussed is not known; did you mean 'fused'?",
-    "model.runtime=fused model.attention=eager": "model.attention=eager is a way of the stock module",
+    "model.runtime=fused model.attention=eager": "model.attention=eager works only with model.runtime=hf",
     "model.runtime=fused measure=paper": "measure=paper measures the stock module, as the paper did",
     "model.attention=flash": "model.attention=flash is not known; known: sdpa, eager",
     "model.eos_tokens=x": "model.eos_tokens",

@@ -25,7 +25,7 @@ FLOOR = 0.9
 COVERED = {
     "methods/decode/verify.py": "decode/test_verify decode/test_rejection",
     "methods/decode/tree.py": "decode/test_tree heads/test_static_trees decode/test_verify methods/test_drafters",
-    "methods/decode/cache.py": "decode/test_cache decode/test_target decode/test_loop"
+    "methods/runtime/cache.py": "runtime/test_cache decode/test_target decode/test_loop"
     " train/test_texts::test_a_batch_writes_what_each_text_alone_would_be",
     "methods/decode/sampling.py": "decode/test_sampling decode/test_rejection",
     "bench/report/stats.py": "report/test_stats report/test_numeric_audit report/test_report",
@@ -57,17 +57,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "range(1, len(parents))  ->  range(0, len(parents))",
     ): "node 0 has depth 0, and the depths of the loop begin at 1",
     (
-        "methods/decode/cache.py",
+        "methods/runtime/cache.py",
         "return self._keys[0] is not None",
         "self._keys[0]  ->  self._keys[-1]",
     ): "asked between forwards, when all layers have buffers or none has",
     (
-        "methods/decode/cache.py",
+        "methods/runtime/cache.py",
         "rows = query_length if isinstance(query_length, int) else int(query_length.shape[0])",
         "query_length.shape[0]  ->  query_length.shape[-1]",
     ): _ONE_DIMENSION,
     (
-        "methods/decode/cache.py",
+        "methods/runtime/cache.py",
         "return keys[0, :, : self.length], values[0, :, : self.length]",
         "(0, :, :self.length)  ->  (-1, :, :self.length)",
     ): _ONE_TEXT,

@@ -62,7 +62,7 @@ def exported(head: Any, folder: Path, vocab: int) -> Path:
 
 
 def test_eagle_features(target: Target, batch: Batch, frozen: Frozen, tmp_path: Path) -> None:
-    head = shaken(EagleTraining(frozen, intermediate_size=40))
+    head = shaken(EagleTraining(frozen, EagleTraining.Settings(intermediate_size=40)))
     drafter = EagleHead(str(exported(head, tmp_path / "eagle", target.vocab)), "eagle", target, draft_vocab=0, widest=4)
     tokens = batch.tokens[0].tolist()
     drafter.begin(Request(tuple(tokens[:-1]), 4, frozenset()), Prefill(batch.features[0, :-1], tokens[-1]), 8)
@@ -71,7 +71,7 @@ def test_eagle_features(target: Target, batch: Batch, frozen: Frozen, tmp_path: 
 
 
 def test_heads_start_at_the_least_squares_fit(batch: Batch, frozen: Frozen, target: Target) -> None:
-    head = EagleTraining(frozen, noise=0.0)
+    head = EagleTraining(frozen, EagleTraining.Settings(noise=0.0))
     head.start([batch])
     where = batch.together(1)
     inputs = torch.cat([frozen.embed(batch.tokens[:, 1:]), batch.features[:, :-1]], -1)[where]
@@ -79,14 +79,14 @@ def test_heads_start_at_the_least_squares_fit(batch: Batch, frozen: Frozen, targ
     inputs = torch.nn.functional.pad(inputs, (0, 1), value=1.0).double()
     best = torch.linalg.lstsq(inputs, wanted.double(), driver="gelsd").solution
     assert (predicted - wanted).norm() <= (inputs @ best - wanted).norm() + 0.02 * wanted.norm()
-    deeper = HydraTraining(frozen, heads=2)
+    deeper = HydraTraining(frozen, HydraTraining.Settings(heads=2))
     deeper.start([batch])
     for k in range(2):
         where = batch.together(k + 1)
         drafted = deeper.head(k, deeper.prefix(batch.features), batch.tokens)[where]
         # Fewer positions than inputs: the fit goes through them all, so each head's logits are the target's own.
         torch.testing.assert_close(drafted, frozen.logits(batch.features[:, k + 1 :][where]), rtol=0.05, atol=0.02)
-    draft = SpSTraining(frozen, target, layers=1, intermediate_size=40)
+    draft = SpSTraining(frozen, SpSTraining.Settings(layers=1, intermediate_size=40))
     draft.start([batch])
     torch.testing.assert_close(draft(batch.tokens), batch.features, rtol=0.05, atol=0.05)
 
@@ -96,10 +96,10 @@ def test_a_head_learns_one_batch_from_its_start(method: str, target: Target, bat
     """Much of each starts at zero: it must be a zero that gradients leave."""
     torch.manual_seed(1)
     head: Any = {
-        "eagle": lambda: EagleTraining(frozen),
-        "medusa": lambda: MedusaTraining(frozen),
-        "hydra": lambda: HydraTraining(frozen),
-        "sps": lambda: SpSTraining(frozen, target, layers=1),
+        "eagle": lambda: EagleTraining(frozen, EagleTraining.Settings()),
+        "medusa": lambda: MedusaTraining(frozen, MedusaTraining.Settings()),
+        "hydra": lambda: HydraTraining(frozen, HydraTraining.Settings()),
+        "sps": lambda: SpSTraining(frozen, SpSTraining.Settings(layers=1)),
     }[method]()
     # Fitted to other texts with these states, so that there is something left to learn.
     head.start([Batch(batch.tokens.flip(0, 1), batch.features, batch.text)])
@@ -118,7 +118,7 @@ def test_a_head_learns_one_batch_from_its_start(method: str, target: Target, bat
 
 
 def test_medusa_ranks(target: Target, batch: Batch, frozen: Frozen, tmp_path: Path) -> None:
-    head = shaken(MedusaTraining(frozen, heads=3))
+    head = shaken(MedusaTraining(frozen, MedusaTraining.Settings(heads=3)))
     folder = exported(head, tmp_path / "medusa", target.vocab)
     drafter = Medusa(MedusaConfig(tree="5 | 0:5 0/0:5", weights=str(folder)), target)
     draft = first_draft(drafter, batch)
@@ -127,7 +127,7 @@ def test_medusa_ranks(target: Target, batch: Batch, frozen: Frozen, tmp_path: Pa
 
 
 def test_hydra_ranks(target: Target, batch: Batch, frozen: Frozen, tmp_path: Path) -> None:
-    head = shaken(HydraTraining(frozen, heads=2))
+    head = shaken(HydraTraining(frozen, HydraTraining.Settings(heads=2)))
     folder = exported(head, tmp_path / "hydra", target.vocab)
     drafter = Hydra(HydraConfig(tree="5 | 0:5", weights=str(folder)), target)
     draft = first_draft(drafter, batch)
@@ -147,7 +147,7 @@ def first_draft(drafter: Any, batch: Batch) -> list[int]:
 
 
 def test_sps_states(target: Target, batch: Batch, frozen: Frozen, tmp_path: Path) -> None:
-    head = shaken(SpSTraining(frozen, target, layers=1, intermediate_size=40))
+    head = shaken(SpSTraining(frozen, SpSTraining.Settings(layers=1, intermediate_size=40)))
     draft = shared_draft(Source("folder", str(exported(head, tmp_path / "sps", target.vocab))), target)
     assert draft is not None
     states = draft.prefill(batch.tokens[0], capacity=WINDOW)
@@ -161,8 +161,10 @@ def test_a_head_learns_nothing_across_the_end_of_a_text(batch: Batch, frozen: Fr
     generator = torch.Generator()
     text = torch.tensor([[0] * 6 + [1] * 6])
     for head in (
-        MedusaTraining(frozen, heads=3), HydraTraining(frozen, heads=3), EagleTraining(frozen, noise=0.0)
-    ):  # fmt: skip
+        MedusaTraining(frozen, MedusaTraining.Settings(heads=3)),
+        HydraTraining(frozen, HydraTraining.Settings(heads=3)),
+        EagleTraining(frozen, EagleTraining.Settings(noise=0.0)),
+    ):
         alone = Batch(batch.tokens[:1, :6], batch.features[:1, :6], text[:, :6])
         other = Batch(batch.tokens[:1], batch.features[:1], torch.tensor([[0] * 6 + list(range(1, 7))]))
         # Texts of one token have nothing to predict, so only the first text counts.
@@ -171,7 +173,7 @@ def test_a_head_learns_nothing_across_the_end_of_a_text(batch: Batch, frozen: Fr
 
 def test_eagle_feeds_its_own_features_where_asked(batch: Batch, frozen: Frozen) -> None:
     """Depth 2 of the agreement is what a draft of depth 2 sees: the second feature comes from the first prediction."""
-    head = shaken(EagleTraining(frozen, noise=0.0, own_share=1.0))
+    head = shaken(EagleTraining(frozen, EagleTraining.Settings(noise=0.0, own_share=1.0)))
     torch.manual_seed(0)
     own = head(batch.features[:1, :-1], batch.tokens[:1, 1:])
     mixed = torch.cat([batch.features[:1, :1], own[:, :-1]], 1)
@@ -187,7 +189,7 @@ def test_eagle_feeds_its_own_features_where_asked(batch: Batch, frozen: Frozen) 
 def test_a_draft_vocabulary_ranks_its_tokens_as_the_whole_head_does(
     target: Target, batch: Batch, frozen: Frozen, tmp_path: Path, size: int
 ) -> None:
-    folder = exported(MedusaTraining(frozen, heads=1), tmp_path / "medusa", target.vocab)
+    folder = exported(MedusaTraining(frozen, MedusaTraining.Settings(heads=1)), tmp_path / "medusa", target.vocab)
     checkpoint = Checkpoint(str(folder), "medusa", ("medusa_lm_head.pt",))
     draft = DraftHead(target, checkpoint, size, 4)
     hidden = batch.features[0]

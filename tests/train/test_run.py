@@ -167,8 +167,8 @@ def test_the_three_commands_of_the_page_train_and_measure_heads_for_a_model_of_o
 
 
 WRONG = {
-    ("method=eagle2",): "eagle2 drafts with EAGLE's head: train method=eagle",
-    ("method=pld",): "method=pld cannot be trained; choose one of eagle, medusa, hydra, sps",
+    ("method=eagle2",): "eagle2 drafts with the head of eagle: train method=eagle",
+    ("method=pld",): "method=pld cannot be trained; choose one of sps, medusa, hydra, eagle",
     ("method=eagle", "corpus.greedy_share=2"): "corpus.greedy_share=2.0 must lie in [0, 1]",
     ("method=eagle", "heads.eagle.noise=much"): "heads.eagle.noise: Value 'much' of type 'str' could not be converted",
     ("method=sps", "heads.sps.layers=0"): "heads.sps.layers=0 must lie in [1, 1000]",

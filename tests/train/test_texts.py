@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 import methods
 from methods.base import Request
 from methods.common.errors import ConfigError
-from methods.decode import attention
 from methods.decode.target import Target
+from methods.runtime import attention
 from methods.train import features
 from methods.train.data import Data
 from methods.train.overlap import Overlap

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from methods.base import Context, Draft, Outcome, Prefill, Request
-from methods.common.errors import ConfigError
+from methods.common.errors import ArgumentError
 from methods.decode.target import Target
 from methods.decode.tree import chain
 
@@ -16,7 +16,7 @@ class RepeatConfig:
 
     def __post_init__(self) -> None:
         if self.num_draft < 1:
-            raise ConfigError("methods.repeat.num_draft must be 1 or more")
+            raise ArgumentError("num_draft must be 1 or more")
 
 
 class Repeat:

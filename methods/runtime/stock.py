@@ -1,4 +1,4 @@
-"""Decoder layers of transformers, unchanged, row by row: what a draft head runs on with ``model.runtime=hf``."""
+"""Decoder layers of transformers, unchanged, row by row: what a draft head runs on with ``runtime="hf"``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.decode.cache import KVCache
+from methods.runtime.cache import KVCache
 
 Layers = Callable[[Tensor, Tensor, Tensor | None, KVCache], Tensor]
 """From hidden states [rows, hidden] and their positions [rows] to hidden states. The third argument [rows, newest] says
@@ -18,7 +18,7 @@ rows are written into the cache, whose length the caller moves."""
 
 
 class Stock:
-    """A stack of stock layers, called as ``methods.decode.fused.Fused`` is."""
+    """A stack of stock layers, called as ``methods.runtime.fused.Fused`` is."""
 
     def __init__(self, layers: Sequence[Any], rotary: Any, norm: Any = None) -> None:
         self._layers, self._rotary, self._norm = layers, rotary, norm

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from methods.decode.cache import KVCache
+from methods.runtime.cache import KVCache
 
 LAYERS, HEADS = 3, 2
 

@@ -1,4 +1,4 @@
-"""Forwards of fixed shapes, replayed as CUDA graphs: ``model.runtime=graph``.
+"""Forwards of fixed shapes, replayed as CUDA graphs: ``runtime="graph"``.
 
 On a GPU a forward of few rows ends before the host has launched its next kernel. A CUDA graph launches all kernels at
 once, but it repeats what was recorded: the same kernels on the same addresses. So a forward behind a text runs in a
@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from methods.common.errors import ConfigError
-from methods.decode.cache import GRAIN, KVCache
-from methods.decode.fused import Fused
+from methods.common.errors import ArgumentError
+from methods.runtime.cache import GRAIN, KVCache
+from methods.runtime.fused import Fused
 
 _WARM = 2
 """Forwards run before the recording, so that libraries choose their kernels and allocate their workspace."""
@@ -32,14 +32,14 @@ def refuse_without_gpu(device: torch.device) -> None:
     """Refuse a device that has no graphs.
 
     Raises:
-        ConfigError: unless it is a CUDA device.
+        ArgumentError: unless it is a CUDA device.
     """
     if device.type != "cuda":
-        raise ConfigError(f"model.runtime=graph replays CUDA graphs, which a {device} has not; use model.runtime=fused")
+        raise ArgumentError(f"runtime=graph needs a CUDA device, not {device}; use fused")
 
 
 class Graphed:
-    """A stack of layers, called as ``methods.decode.fused.Fused`` is."""
+    """A stack of layers, called as ``methods.runtime.fused.Fused`` is."""
 
     recorded = 0
     """Buckets recorded in this process, by all stacks. A cycle in which this grew must not be timed."""

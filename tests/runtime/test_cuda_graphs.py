@@ -12,12 +12,12 @@ import torch
 
 from methods.base import Drafter, Request, Sampling
 from methods.common.errors import ConfigError
-from methods.decode.cache import KVCache
-from methods.decode.cuda_graphs import Graphed
 from methods.decode.target import Target
 from methods.decode.tree import from_list
 from methods.loading.model import load_model
 from methods.loading.sources import Source
+from methods.runtime.cache import KVCache
+from methods.runtime.cuda_graphs import Graphed
 from tests.support.families import MODELS, read, stirred
 from tests.support.matrix import EOS, MATRIX_VOCAB, NEW_TOKENS, SETTINGS, maker
 from tests.support.models import random_prompts, run, tiny_llama
@@ -177,9 +177,9 @@ def test_every_method_decodes_as_on_the_stock_module(
 
 
 def test_without_a_gpu_it_is_refused_before_anything_loads(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"graph replays CUDA graphs, which a cpu has not; use model.runtime=fused"):
+    with pytest.raises(ConfigError, match=r"^runtime=graph needs a CUDA device, not cpu; use fused$"):
         load_model(Source("folder", str(tmp_path / "nothing")), device="cpu", runtime="graph")
-    with pytest.raises(ConfigError, match=r"graph replays CUDA graphs"):
+    with pytest.raises(ConfigError, match=r"^runtime=graph needs a CUDA device, not cpu"):
         Target(tiny_llama(layers=1), runtime="graph")
 
 

@@ -1,4 +1,4 @@
-"""The layers of the Llama family (Llama, Qwen2, Mistral), driven by few large operations: ``model.runtime=fused``.
+"""The layers of the Llama family (Llama, Qwen2, Mistral), driven by few large operations: ``runtime="fused"``.
 
 The weights are the stock module's in another layout: one product makes q, k and v, one makes gate and up, and both are
 packed once into the blocks that the CPU's matrix kernels read (oneDNN, where the CPU has it). Between the products
@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from methods.common.errors import ConfigError
-from methods.decode.cache import GRAIN, KVCache
+from methods.common.errors import ArgumentError
+from methods.runtime.cache import GRAIN, KVCache
 
 FAMILIES = ("Llama", "Qwen2", "Mistral")
 _SHAPES = 64
@@ -218,24 +218,19 @@ def _norm(module: Any) -> Product | None:
     return lambda x: functional.rms_norm(x, size, weight, epsilon)
 
 
-def check(base: Any, runtime: str) -> None:
+def check_architecture(base: Any, runtime: str) -> None:
     """Refuse a base model that this file does not know how to drive.
 
     Raises:
-        ConfigError: for another architecture, projections that are not plain weights, or several devices.
+        ArgumentError: for another architecture, projections that are not plain weights, or several devices.
     """
     family = type(base).__name__.removesuffix("Model")
     if family not in FAMILIES:
-        raise ConfigError(
-            f"model.runtime={runtime} drives {', '.join(FAMILIES)}, not {type(base).__name__}; use model.runtime=hf"
-        )
+        raise ArgumentError(f"runtime={runtime} drives {', '.join(FAMILIES)}, not {type(base).__name__}; use hf")
     for name, module in base.layers.named_modules():
         if name.endswith("_proj") and type(module) is not nn.Linear:
-            raise ConfigError(
-                f"model.runtime={runtime} needs plain weights, but layer {name} is a {type(module).__name__}; "
-                "use model.runtime=hf"
+            raise ArgumentError(
+                f"runtime={runtime} needs plain weights, but layer {name} is a {type(module).__name__}; use hf"
             )
     if len({weight.device for weight in base.parameters()}) > 1:
-        raise ConfigError(
-            f"model.runtime={runtime} needs the whole model on one device; use model.runtime=hf or one device"
-        )
+        raise ArgumentError(f"runtime={runtime} needs the whole model on one device; use hf or one device")

@@ -1,0 +1,1 @@
+"""What runs the target's layers: the key/value cache, and the stock, fused and recorded ways through them."""
