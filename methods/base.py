@@ -155,13 +155,15 @@ class Drafter(Protocol):
     Its class is made as ``Class(config, target, tokenizer)``. ``Class.Config`` is a frozen dataclass of settings that
     have defaults, and raises ``methods.common.errors.ArgumentError`` for one that is out of range.
 
-    Three more things a class may have:
+    Four more things a class may have:
 
     * ``check(config, outline)``, a static method: refuses weights that don't fit a target of which the config alone is
       known, as an ``Outline`` (``hidden``, ``vocab``, ``config``). Called by ``methods.check`` before weights load.
     * ``networks()``: the callables that are forwards of its draft, as ``Networks``. Who measures replaces them by
       wrappers. The first argument has a row for each token; an attribute called ``logits`` is an output head, which
       belongs to the forward before it.
+    * ``path_only = True``: of an outcome it reads the accepted rows alone and no logits, so that its cycles can be
+      replayed from a known text (``methods.decode.replay``).
     * a setting called ``weights``: None, a folder, a hub id or a mapping, read by ``methods.loading.sources``.
     """
 
@@ -170,9 +172,6 @@ class Drafter(Protocol):
 
     rejection: bool
     """At T>0 its tokens come from a rejection rule (lossless in law), not from the target's keyed draws (equal)."""
-
-    path_only: bool
-    """Of an outcome it reads the accepted rows alone, so its cycles can be replayed from a text (``decode.replay``)."""
 
     def begin(self, request: Request, prefill: Prefill) -> None:
         """Start a turn: called once, after the target has read the prompt and before the first ``propose``.

@@ -73,7 +73,6 @@ class Lookahead:
 
     Config = LookaheadConfig
     rejection = False
-    path_only = False
 
     def __init__(self, config: LookaheadConfig, target: Target, tokenizer: Any = None) -> None:
         self._config = config

@@ -18,9 +18,7 @@ from methods.decode.sampling import distribution, target_tokens
 
 
 class Recorder:
-    """A drafter that does as another one does. Those below also look at what passes, rejected rows included."""
-
-    path_only = False
+    """A drafter that does as another one does. Those below also look at what passes."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter

@@ -3,7 +3,7 @@
 Under rule ``match`` the emitted tokens are the target's own, whatever was drafted, so vanilla's text says which drafted
 tokens are accepted: those that the text goes on with. At T=0 that holds for every method. The text is read once for its
 hidden states; then a drafter proposes, is shown the accepted rows and proposes again. A drafter may read the rows of
-the accepted path and no others (``Drafter.path_only``): here the others are NaN, and a draft made of them is refused.
+the accepted path and no others (``path_only``): here the others are NaN, and a draft made of them is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from methods.decode.draws import Draws
 
 def replayable(drafter: Drafter, sampling: Sampling) -> bool:
     """Whether vanilla's text and its hidden states are all that the drafter's cycles depend on."""
-    return drafter.path_only and (sampling.greedy or not drafter.rejection)
+    return getattr(drafter, "path_only", False) and (sampling.greedy or not drafter.rejection)
 
 
 @torch.inference_mode()
