@@ -28,7 +28,7 @@ PATIENCE_S = 900
 NODE = ROOT / "scripts" / "local_slurm.sh"
 GRID = [
     "table=table1",
-    "profile=embedded",
+    "profile=embedded_float32",  # as quick on any CPU
     "method=[pld]",
     "task=[mt_bench,gsm8k,alpaca]",  # at T=0 and T=1
     "task.count=2",
