@@ -19,7 +19,7 @@ TABLES  := table1 table2 table3
 FAULTS  := tests/faults tests/loading/test_bad_models.py tests/loading/test_unsafe_weights.py tests/heads/test_refusals.py \
            tests/report/test_marks.py tests/browser
 
-.PHONY: help setup test test-full test-faults lint reproduce-table1 reproduce-table2 reproduce-table3 reproduce-figures
+.PHONY: help setup test quick test-full test-faults lint reproduce-table1 reproduce-table2 reproduce-table3 reproduce-figures
 .PHONY: reproduce-all report bench aa intervals mutants clean
 
 help: ## Show this list
@@ -39,6 +39,10 @@ setup: $(STAMP) ## Make .venv with pinned versions and the small model
 test: $(STAMP) ## Run the tests (seven minutes on two cores, eight and a half beside a Slurm, set-up apart)
 	@echo "testing"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+quick: $(STAMP) ## The tests without a model, a browser or Slurm (a minute on two cores)
+	@echo "testing what needs no model"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not model and not browser and not slurm and not gpu and not slow" $(ARGS)
 
 test-full: $(STAMP) ## The losslessness tests at full size: 512 prompts a method, 200,000 draws a law (an hour)
 	@echo "testing losslessness at full size"

@@ -23,6 +23,7 @@ def python_commands() -> list[str]:
     return [command for command in typed if command.startswith("python -m bench")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", python_commands())
 def test_bench_commands_compose(command: str, tmp_path: Path) -> None:
     """The real command with ``plan.dry_run=true``: it must parse, find its questions and print a plan."""

@@ -20,6 +20,8 @@ import pytest
 from bench import __version__
 from tests.support.commands import ROOT, tiny_settings, write_questions
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("bench", "methods", "conf")
 UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc")
 

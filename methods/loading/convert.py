@@ -12,10 +12,12 @@ import argparse
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import save_file
 
+from methods.common.atomic_write import write_atomically
 from methods.common.errors import ConfigError
 from methods.common.file_hash import sha256
 from methods.loading.tensor_files import read_tensors
@@ -35,7 +37,7 @@ def convert(source: Path, out: Path) -> Path:
     for file in files:
         tensors = {name: tensor.clone().contiguous() for name, tensor in read_tensors(file).items()}
         target = out / f"{file.stem}.safetensors"
-        save_file(tensors, target, metadata={"format": "pt"})
+        write_atomically(target, partial(save_file, tensors, metadata={"format": "pt"}))
         entries.append(
             {
                 "source": file.name,
@@ -52,9 +54,7 @@ def convert(source: Path, out: Path) -> Path:
     if config.exists() and config.parent.resolve() != out.resolve():
         shutil.copy(config, out / "config.json")
     manifest = out / "manifest.json"
-    partial = out / f".{manifest.name}"
-    partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    partial.replace(manifest)  # whole or not at all
+    write_atomically(manifest, json.dumps(entries, indent=1) + "\n")
     return manifest
 
 

@@ -37,7 +37,7 @@ from tests.support.laws import MISTAKES, SETTINGS, Rejection, Row, accept_by, g_
 
 shapes_unchecked = laws.shapes_unchecked
 FULL = bool(os.environ.get("DRAFTBENCH_FULL"))
-pytestmark = pytest.mark.timeout(0 if FULL else 300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if FULL else 300)]
 TURN, CONTROL = 6_000, 3_500
 """Windows of one request (its positions differ; further turns have streams of their own), and those of a mistake."""
 VOCAB, LENGTH = 6, 3

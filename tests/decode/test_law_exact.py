@@ -38,6 +38,8 @@ from tests.support.laws import (
     warp,
 )
 
+pytestmark = pytest.mark.slow
+
 shapes_unchecked = laws.shapes_unchecked
 LENGTH = 3
 RULES = {"chain": Rejection(), "siblings": Rejection(), "match": Match()}

@@ -313,6 +313,7 @@ def law_of_the_race(sampling: Sampling, law: torch.Tensor) -> float:
     return 0.0 if counts[due == 0].any() else float(chisquare(counts[due > 0], due[due > 0] / due.sum() * RACES).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("sampling", WARPS, ids=str)
 def test_the_law_of_the_race_is_the_warped_softmax(sampling: Sampling) -> None:
@@ -320,6 +321,7 @@ def test_the_law_of_the_race_is_the_warped_softmax(sampling: Sampling) -> None:
     assert torch.equal(warped(LOGITS, sampling).isneginf(), distribution(LOGITS, sampling) == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("sampling", WARPS, ids=str)
 def test_negative_control_a_race_at_another_temperature_or_without_filters_is_noticed(sampling: Sampling) -> None:

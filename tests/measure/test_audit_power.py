@@ -122,6 +122,7 @@ POWER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("mistake", POWER)
 def test_sampling_that_is_off_by_a_little_is_beyond_the_bound_of_bfloat16(mistake: str) -> None:

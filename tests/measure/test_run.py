@@ -264,6 +264,7 @@ def test_a_command_line_is_kept_whole_but_for_secrets() -> None:
         assert "abc" not in redact(secret)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [["profile=auto"], []])
 def test_a_submitted_array_counts_the_cells_of_the_grid_that_was_resolved_here(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
@@ -275,6 +276,7 @@ def test_a_submitted_array_counts_the_cells_of_the_grid_that_was_resolved_here(
         submitted.append(argv)
         return subprocess.CompletedProcess(argv, 1)
 
+    monkeypatch.setattr("bench.records.hardware.has_fast_bfloat16", lambda: True)  # on any CPU the same profile
     monkeypatch.setattr("bench.cluster.slurm.subprocess.run", run)
     assert command("table=table1", "launcher=slurm", f"results={tmp_path}", *given).code == 1
     (argv,) = submitted

@@ -220,6 +220,7 @@ def test_a_method_without_weights_is_named_and_neither_run_nor_missing(store: St
     assert planned.method_ids["eagle"] != method_id("eagle", {"weights": "org/other"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["table=table1", "plan.dry_run=true"], ["--help"]], ids=" ".join)
 @pytest.mark.parametrize("module", ["bench.run", "bench.report"])
 def test_planning_and_help_load_no_torch(arguments: list[str], module: str, tmp_path: Path) -> None:

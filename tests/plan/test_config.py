@@ -241,6 +241,7 @@ def test_what_only_a_run_can_refuse_is_also_one_line_before_any_block(
     assert not list(tmp_path.rglob("blocks.jsonl"))
 
 
+@pytest.mark.slow
 def test_users_see_the_same_line_in_a_process_of_their_own(tmp_path: Path) -> None:
     for typed in ("method=pdl", "taks=gsm8k", "task.cuont=3", "methods.pld.max_ngrm=2", "decode.top_p=2", "tabel=x"):
         result = in_subprocess(typed, DRY, cwd=tmp_path)
@@ -250,6 +251,7 @@ def test_users_see_the_same_line_in_a_process_of_their_own(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir()), "a wrong request leaves nothing behind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", ["table.tasks=[gsm8k]", "table.decodes=[t1]"])
 def test_a_setting_of_a_table_can_be_overridden(typed: str, command: Command) -> None:
     result = command("table=table1", typed, DRY)
@@ -265,6 +267,7 @@ def test_several_options_where_one_is_meant_are_refused_or_all_run_never_silentl
     assert result.code == 2 or result.last_line["cells"] == 2
 
 
+@pytest.mark.slow
 def test_a_method_of_another_package_is_selected_like_a_built_in_one(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +298,7 @@ def test_a_digest_ignores_the_order_of_keys_and_nothing_else() -> None:
     assert re.fullmatch(r"[0-9a-f]{12}", digest({}))
 
 
+@pytest.mark.slow
 def test_a_refusal_imports_no_torch(tmp_path: Path) -> None:
     """One process for every third: what each of them would import, they import together."""
     typed = list(MISTAKES)[::3]

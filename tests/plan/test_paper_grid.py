@@ -19,6 +19,8 @@ from bench.records import hardware
 from bench.report import published
 from methods.common.paths import CONF
 
+pytestmark = pytest.mark.slow
+
 ALL = sorted(methods._BUILT_IN)
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "local")
 PAPER = [name for name in MODELS if name not in ("smollm2_135m", "vicuna33b")]

@@ -93,6 +93,7 @@ def test_other_questions_are_refused(typed: str, command: Command) -> None:
     assert f"measure=paper takes the paper's own questions and no others; drop {typed}, or choose" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_a_report_of_what_a_laptop_measured_needs_none_of_them(
     has_gpu: bool, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

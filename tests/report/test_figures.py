@@ -155,6 +155,7 @@ def test_a_bin_that_falls_beyond_its_error_is_named() -> None:
     np.testing.assert_allclose(ends, [(0, 0.492), (0.304, 0.696), (0.508, 1)], atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["positions", "calibration", "bars", "cost", "depth"])
 def test_a_figure_is_the_same_bytes_every_time(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)

@@ -195,6 +195,7 @@ def test_all_flips_are_counted_up_to_12_questions_and_random_ones_beyond(questio
     assert (found == exact) == (questions == 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("questions", [10, 40])
 def test_a_paired_test_rejects_a_true_null_as_often_as_it_says(questions: int) -> None:
     rng = np.random.default_rng(7)
