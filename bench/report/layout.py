@@ -68,7 +68,7 @@ def caption(report: Report, style: Style) -> str:
     meanings = "; ".join(f"{name}: {meaning}" for name, meaning in explained(style))
     text = (
         f"Each cell: estimate [95 % interval]. {meanings}. Intervals come "
-        "from a percentile bootstrap over questions (2,000 resamples); mean is the unweighted mean over tasks. "
+        "from Student's t over questions, none below three; mean is the unweighted mean over tasks. "
         "A turn is identical if it has vanilla's tokens, a near-tie if it differs only where the target's own choice "
         "is within rounding."
     )
