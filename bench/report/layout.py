@@ -75,7 +75,7 @@ def caption(report: Report, style: Style) -> str:
     if report.rows.filter(like="_published").notna().any(axis=None):
         text += (
             f" In parentheses what was printed; {DIFFERS} marks a printed value outside our interval, (new) a cell "
-            "that the paper does not have. Speedups depend on the machine, tau does not."
+            "that the paper does not have. Speedups depend on the machine; tau on the cap on new tokens."
         )
     text += f"\n\nMachine: {report.machine}. {report.protocol}"
     for name, knobs in report.settings.items():
