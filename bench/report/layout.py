@@ -68,14 +68,14 @@ def caption(report: Report, style: Style) -> str:
     meanings = "; ".join(f"{name}: {meaning}" for name, meaning in explained(style))
     text = (
         f"Each cell: estimate [95 % interval]. {meanings}. Intervals come "
-        "from a percentile bootstrap over questions (2,000 resamples); mean is the unweighted mean over tasks. "
+        "from Student's t over questions, none below three; mean is the unweighted mean over tasks. "
         "A turn is identical if it has vanilla's tokens, a near-tie if it differs only where the target's own choice "
         "is within rounding."
     )
     if report.rows.filter(like="_published").notna().any(axis=None):
         text += (
             f" In parentheses what was printed; {DIFFERS} marks a printed value outside our interval, (new) a cell "
-            "that the paper does not have. Speedups depend on the machine, tau does not."
+            "that the paper does not have. Speedups depend on the machine; tau on the cap on new tokens."
         )
     text += f"\n\nMachine: {report.machine}. {report.protocol}"
     for name, knobs in report.settings.items():

@@ -17,7 +17,8 @@ from bench.plan.schema import Decode
 from bench.records.block import Turn, turns_of
 from bench.report import published
 from bench.report.admissible import AdmissibleCell, gather
-from bench.report.stats import ESTIMATORS, Estimate, estimate, is_stable, mean, questions_for, stability, sums, without
+from bench.report.estimators import ESTIMATORS, sums, without
+from bench.report.intervals import Estimate, estimate, is_stable, mean, questions_for, stability
 
 MEAN = "mean"
 NO_WEIGHTS = "no weights"
@@ -82,7 +83,7 @@ def collect(cells: Sequence[Cell], results: Path, table: str = "") -> Report:
             group = _group(one.cell, label)
             found, row = _measured_row(one, label)
             rows.append((group, row))
-            stable = is_stable(found["speedup_geomean"], row["questions"])
+            stable = is_stable(found["speedup_geomean"])
             doubts.append(Doubt(unstable=not stable, unequal=verdict.identical < verdict.turns))
             for key, each in found.items():
                 estimates.setdefault(group, {}).setdefault(key, []).append(each)

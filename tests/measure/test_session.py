@@ -17,7 +17,7 @@ import bench.measure.block_runner
 import bench.measure.session
 import methods
 from bench.records.store import Store
-from bench.report.stats import sums
+from bench.report.estimators import sums
 from methods.base import Context, Draft, Request
 from methods.decode.tree import chain
 from methods.loading.model import Source, load_model

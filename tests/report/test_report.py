@@ -12,14 +12,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bench.plan.cells import VANILLA
+from bench.plan.cells import VANILLA, Question
 from bench.records.block import to_record
 from bench.records.store import SCHEMA, Store
 from bench.report import layout, tables
 from bench.report.admissible import MixedHardwareError
-from bench.report.stats import ESTIMATORS, estimate, sums
+from bench.report.estimators import ESTIMATORS, sums
+from bench.report.intervals import estimate
 from tests.support.commands import ROOT, Command, block, cell, environment, tiny_settings, turn
 from tests.support.records import GPU, MACHINE, OURS, PAPER, TABLE, measured, rewritten
+
+THREE = tuple(Question(name, "toy", ("Hello?",)) for name in "abc")
 
 
 def test_a_row_holds_each_estimator_by_name_and_what_it_rests_on(tmp_path: Path) -> None:
@@ -172,12 +175,12 @@ def test_a_table_with_a_hole_is_written_under_another_name(tmp_path: Path) -> No
 def test_printed_values_stand_beside_ours_with_a_mark_where_they_differ(tmp_path: Path) -> None:
     methods = {"eagle2": {}, "pld": {"max_ngram": 3}}
     model, task = {"name": "vicuna7b"}, "mt_bench"
-    made = cell(task={"name": task}, model=model, methods=methods)
+    made = cell(task={"name": task}, model=model, methods=methods, questions=THREE)
     store = Store(made.folder(tmp_path))
     with store.writing():
         store.write_session("s", {"hardware": MACHINE})
         for number, question in enumerate(made.questions):
-            speed = 3.5 + 0.24 * number  # around the printed 3.62 of EAGLE-2, far from PLD's 1.61
+            speed = 3.5 + 0.12 * number  # around the printed 3.62 of EAGLE-2, far from PLD's 1.61
             ours = [turn([1, 4, 4], 9 / speed, gaps=[])]
             runs = {VANILLA: [turn([1] * 9, 9.0, gaps=[])], "eagle2": ours, "pld": ours}
             store.append_block(block(question.id, runs, ids=made.method_ids, session="s"))
@@ -190,8 +193,9 @@ def test_printed_values_stand_beside_ours_with_a_mark_where_they_differ(tmp_path
     assert rows.loc["eagle2", "speedup_paper_confidence"] == "high"
     assert rows.loc["vanilla", "speedup_paper_source"] == tables.NEW
     page = layout.markdown(report, "A title", PAPER)
-    assert "3.62x [3.50, 3.74] (3.62)" in page
-    assert "3.62x [3.50, 3.74] (1.61 ≠)" in page
+    shown = f"3.62x [{rows.loc['pld', 'speedup_paper_low']:.2f}, {rows.loc['pld', 'speedup_paper_high']:.2f}]"
+    assert f"{shown} (3.62)" in page
+    assert f"{shown} (1.61 ≠)" in page
     assert "(new)" in page
     assert r"(1.61 $\neq$)" in layout.latex(report, "A title", PAPER)
     printed = report.printed.set_index(["temperature", "model", "method"])
@@ -272,7 +276,7 @@ def test_a_session_that_measured_nothing_does_not_count_as_a_machine(tmp_path: P
 
 
 def test_the_files_of_a_table_say_the_same_and_are_the_same_every_time(tmp_path: Path) -> None:
-    cells = [measured(tmp_path, "one"), measured(tmp_path, "two")]
+    cells = [measured(tmp_path, name, questions=THREE) for name in ("one", "two")]
     report = tables.collect(cells, tmp_path)
     paths = layout.write(report, TABLE, tmp_path, PAPER)
     assert [path.relative_to(tmp_path).as_posix() for path in paths] == [

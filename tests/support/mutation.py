@@ -28,7 +28,8 @@ COVERED = {
     "methods/runtime/cache.py": "runtime/test_cache decode/test_target decode/test_loop"
     " train/test_texts::test_a_batch_writes_what_each_text_alone_would_be",
     "methods/decode/sampling.py": "decode/test_sampling decode/test_rejection",
-    "bench/report/stats.py": "report/test_stats report/test_numeric_audit report/test_report",
+    "bench/report/estimators.py": "report/test_estimators report/test_numeric_audit report/test_report",
+    "bench/report/intervals.py": "report/test_intervals",
     "bench/records/block.py": "records/test_block faults/test_hostile_results",
     "bench/records/store.py": "records/test_store faults/test_hostile_results plan/test_cells records/test_lock"
     " measure/test_gpu_state measure/test_traces",

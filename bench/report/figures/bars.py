@@ -39,7 +39,7 @@ def draw(cells: Sequence[Cell], results: Path, table: Table, style: Style) -> Dr
         with styled():
             _bars(figure.subplots(), numbers, name)
     said = (
-        f"{name}: {MEANING[name]}, with 95 % bootstrap intervals over questions. White markers: the values printed "
+        f"{name}: {MEANING[name]}, with 95 % intervals over questions. White markers: the values printed "
         "in arXiv 2406.16858v2, measured on other machines and, where a group has no bars, on models not measured here."
     )
     return Drawing(figure, numbers, said, report.holes, report.machine)

@@ -15,9 +15,9 @@ from bench.plan.cells import VANILLA, Cell
 from bench.plan.schema import Style, Table
 from bench.records.block import turns_of
 from bench.report.admissible import AdmissibleCell, Evidence, gather
+from bench.report.estimators import speedup_total, sums, tau_micro
 from bench.report.figures.canvas import HATCHES, INKS, LINES, MARKERS, Drawing, page, panels, shown, styled
 from bench.report.layout import ordered
-from bench.report.stats import speedup_total, sums, tau_micro
 from bench.report.tables import decoding
 
 PHASES = ["draft", "verify", "accept", "commit"]

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from bench.plan.cells import Cell
 from bench.plan.schema import Style, Table
 from bench.report.admissible import gather
+from bench.report.estimators import sums
 from bench.report.figures.canvas import Drawing, page, styled
-from bench.report.stats import Estimate, estimate, mean, sums
+from bench.report.intervals import Estimate, estimate, mean
 
 SHOWN = ("speedup_geomean", "tau_micro")
 

@@ -1,32 +1,16 @@
-"""Estimators: the paper's tau on its authors' released run, each against plain Python, and intervals over questions."""
+"""Estimators: the paper's tau on its authors' released run, each against plain Python."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from dataclasses import replace
 
-import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.records.block import Block
-from bench.report.stats import (
-    ESTIMATORS,
-    RESAMPLES,
-    Estimate,
-    Sums,
-    compare,
-    estimate,
-    mean,
-    questions_for,
-    stability,
-    sums,
-    without,
-)
+from bench.report.estimators import ESTIMATORS, Sums, sums, without
 from tests.support.commands import block, turn
 
 # The authors' EAGLE run of Llama-2-chat 70B on MT-bench, T=0 (SafeAILab/EAGLE at 2ec9512): 80 questions of two turns,
@@ -169,146 +153,3 @@ def test_tokens_in_no_time_have_no_rate() -> None:
     """A clock may be that coarse. An infinity would pass for a number; every reader knows NaN for none."""
     data = sums([block("a", {"vanilla": VANILLA, "m": [turn([1, 4], 0.0)]})], "m")
     assert math.isnan(float(ESTIMATORS["tokens_per_s"](data)))
-
-
-def test_a_paired_test_counts_every_flip_of_signs() -> None:
-    first, second = np.array([2.0, 3.0, 1.5, 2.5]), np.array([1.0, 2.0, 1.6, 2.0])
-    logs = np.log(first / second)
-    flips = [
-        sum(sign * log for sign, log in zip(signs, logs, strict=True)) for signs in itertools.product((1, -1), repeat=4)
-    ]
-    expected = sum(abs(flip) >= abs(sum(logs)) - 1e-12 for flip in flips) / 16
-    found = compare(first, second)
-    assert found.p == expected
-    assert found.ratio == pytest.approx(statistics.geometric_mean(first / second), rel=1e-12)
-    assert compare(second, first).p == found.p
-    assert found.words("a", "b") == "4 questions cannot show a difference (p is 0.12 at least)"
-
-
-@pytest.mark.parametrize("questions", [12, 13])
-def test_all_flips_are_counted_up_to_12_questions_and_random_ones_beyond(questions: int) -> None:
-    logs = np.random.default_rng(1).normal(0.3, 1.0, questions)
-    flips = np.array(list(itertools.product((1, -1), repeat=questions))) @ logs
-    exact = float((np.abs(flips) >= abs(logs.sum()) - 1e-9).mean())
-    found = compare(np.exp(logs), np.ones(questions)).p
-    assert found == pytest.approx(exact, abs=0.02)
-    assert (found == exact) == (questions == 12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("questions", [10, 40])
-def test_a_paired_test_rejects_a_true_null_as_often_as_it_says(questions: int) -> None:
-    rng = np.random.default_rng(7)
-    rejected = sum(
-        compare(np.exp(rng.normal(0, 1, questions)), np.exp(rng.normal(0, 1, questions)), seed).p <= 0.05
-        for seed in range(400)
-    )
-    assert 8 <= rejected <= 34, "5 % of 400, within three sigma"
-
-
-def test_a_clear_difference_is_shown_and_agrees_with_wilcoxon() -> None:
-    rng = np.random.default_rng(8)
-    first = np.exp(rng.normal(0.5, 0.4, 30))
-    second = np.exp(rng.normal(0.0, 0.4, 30))
-    found = compare(first, second)
-    assert found.words("eagle2", "eagle") == "eagle2 is higher"
-    assert compare(second, first).words("eagle", "eagle2") == "eagle2 is higher"
-    assert (found.p < 0.05) == (scipy.stats.wilcoxon(np.log(first / second)).pvalue < 0.05)
-    assert found.low is not None
-    assert 1.0 < found.low < found.ratio
-    same = compare(first, first)
-    assert (same.p, same.ratio, same.words("a", "b")) == (1.0, 1.0, "no difference shown")
-
-
-def two_questions(repeats: int = 1) -> Sums:
-    """Turns that differ much within each question: tau 1 and 9, and 2 and 4."""
-    made = [
-        block(name, {"vanilla": [turn([1] * 5, 4.0)] * 2, "m": [turn([1] + [low] * 4), turn([1] + [high] * 4)]}, repeat)
-        for name, low, high in (("a", 1, 9), ("b", 2, 4))
-        for repeat in range(repeats)
-    ]
-    return sums(made, "m")
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_the_bootstrap_resamples_whole_questions_never_turns_or_repeats(repeats: int) -> None:
-    # Two questions can be drawn in three ways only. Resampled turns would give many values, tau 1 and 9 among them.
-    one = estimate("tau_question", two_questions(repeats))
-    values, counts = np.unique(one.replicates.round(9), return_counts=True)
-    assert values.tolist() == [3.0, 4.0, 5.0]
-    assert np.allclose(counts / RESAMPLES, [0.25, 0.5, 0.25], atol=0.04)
-    assert (one.value, one.low, one.high) == (4.0, 3.0, 5.0)
-
-
-def test_an_interval_is_the_same_every_time_and_near_the_normal_one() -> None:
-    data = released()
-    first, second = estimate("tau_paper", data), estimate("tau_paper", data)
-    assert np.array_equal(first.replicates, second.replicates)
-    # The normal approximation, from the standard error of the 80 questions: 3.698 to 3.915.
-    each = data.emitted / (data.cycles - data.turns)
-    margin = 1.96 * each.std(ddof=1) / math.sqrt(80)
-    assert (first.low, first.high) == pytest.approx((each.mean() - margin, each.mean() + margin), abs=0.01)
-    other = estimate("tau_paper", data, seed=1)
-    assert other.value == first.value
-    assert other.low != first.low
-    assert abs(other.low - first.low) < 0.03
-
-
-def test_one_question_has_no_interval() -> None:
-    one = estimate("tau_micro", sums([block("a", {"vanilla": VANILLA, "m": [turn([1, 4])]})], "m"))
-    assert (one.value, one.low, one.high) == (4.0, None, None)
-
-
-def test_a_question_without_a_cycle_has_no_tau_and_does_not_spoil_the_others() -> None:
-    ended = block("ended at the prefill", {"vanilla": [turn([1])], "m": [turn([1], 0.5)]})
-    other = block("other", {"vanilla": VANILLA, "m": [turn([1, 4, 2])]})
-    for name in ("tau_micro", "tau_question"):
-        one = estimate(name, sums([ended, other], "m"))
-        assert (one.value, one.low, one.high) == (3.0, 3.0, 3.0)
-    nothing = estimate("tau_paper", sums([ended, replace(ended, question_id="too")], "m"))
-    assert math.isnan(nothing.value)
-    assert estimate("speedup_geomean", sums([ended, other], "m")).value == pytest.approx(math.sqrt(2.0 * 3.5))
-
-
-def test_the_interval_contains_the_truth_most_of_the_time() -> None:
-    """40 questions of two turns that share their question's luck; here a bootstrap over turns covers it 81 times."""
-    rng = np.random.default_rng(5)
-    contained = 0
-    for _ in range(100):
-        levels = rng.lognormal(0.0, 0.5, size=40)
-        made = [
-            block(str(n), {"vanilla": [turn([1] * 4, 1.0)] * 2, "m": [turn([1] * 4, 1 / (level * rng.lognormal(0, 0.1)))
-                                                                     for _ in range(2)]})
-            for n, level in enumerate(levels)
-        ]  # fmt: skip
-        one = estimate("speedup_geomean", sums(made, "m"))
-        assert one.low is not None
-        assert one.high is not None
-        contained += one.low <= 1.0 <= one.high
-    assert contained >= 85
-
-
-def test_verdicts_say_in_words_whether_a_number_is_stable() -> None:
-    none = np.zeros(1)
-    assert stability(Estimate(2.0, 1.9, 2.1, none), 80) == "stable: ±5.0%"
-    assert stability(Estimate(2.0, 1.81, 2.19, none), 80) == "stable: ±9.5%; ±5% needs about 289"
-    text = stability(Estimate(2.0, 1.2, 2.8, none), 6)
-    assert text == "6 questions: too few for ±10% (±40.0%; ±5% needs about 384)"
-    assert stability(Estimate(2.0, 1.2, 2.8, none), 60, bound=0.4) == "stable: ±40.0%; ±5% needs about 3840"
-    assert questions_for(Estimate(2.0, 1.8, 2.2, none), 80) == 320, "half the width takes four times the questions"
-    assert questions_for(Estimate(2.0, None, None, none), 1) is None
-    assert stability(Estimate(2.0, 1.9, 2.1, none), 3) == "±5.0%, but 3 questions are too few to trust an interval"
-    assert stability(Estimate(2.0, None, None, none), 1) == "1 question: no interval"
-
-
-def test_the_mean_over_tasks_is_unweighted_and_its_tasks_vary_independently() -> None:
-    rng = np.random.default_rng(0)
-    shared = rng.normal(0.0, 1.0, RESAMPLES)
-    low, high = (Estimate(value, value - 1.96, value + 1.96, value + shared) for value in (2.0, 4.0))
-    one = mean([low, high])
-    assert one.value == 3.0
-    assert one.low is not None
-    assert one.high is not None
-    # Independent tasks: the interval shrinks by sqrt(2), although both bootstraps drew the same questions.
-    assert (one.high - one.low) / 3.92 == pytest.approx(1 / math.sqrt(2), rel=0.06)
-    assert mean([low, Estimate(4.0, None, None, shared)]).low is None
