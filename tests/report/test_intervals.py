@@ -65,6 +65,7 @@ def test_a_question_without_a_cycle_has_no_tau_and_does_not_spoil_the_others() -
     assert (lone.value, lone.low) == (6.0, None), "without its only question there is no value to leave out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "tasks"), [(3, 1), (5, 1), (12, 1), (3, 6)])
 def test_an_interval_holds_the_truth_as_often_as_it_says(count: int, tasks: int) -> None:
     """Of 300 trials; a percentile bootstrap of three questions holds it in about half."""
@@ -134,6 +135,7 @@ def test_tasks_are_strata_of_a_paired_test() -> None:
     assert paired_test([*strata, (ones[:2], ones[:2])]).p is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [5, 40])
 def test_a_paired_test_rejects_a_true_null_as_often_as_it_says(count: int) -> None:
     rng = np.random.default_rng(7)
