@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from methods.base import Context, Prefill, Request, Sampling
+from methods.decode.draws import Draws
 from methods.decode.target import Target
 from methods.heads.checkpoints import Checkpoint
 from methods.heads.draft_vocab import FILE, DraftHead
@@ -142,7 +143,7 @@ def first_draft(drafter: Any, batch: Batch) -> list[int]:
     """The drafted tokens behind the text of the batch's first row and the root 4."""
     request = Request(tuple(batch.tokens[0].tolist()), 4, frozenset())
     drafter.begin(request, Prefill(batch.features[0], 4))
-    context = Context([*request.prompt_ids, 4], 4, Sampling(), None)  # type: ignore[arg-type]
+    context = Context([*request.prompt_ids, 4], 4, Sampling(), Draws(0, "0", 0, 64))
     return drafter.propose(context).tokens[1:].tolist()
 
 
