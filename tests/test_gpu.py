@@ -35,8 +35,8 @@ def target() -> Target:
 def test_nvml_reads_the_gpu_that_torch_runs_on(target: Target) -> None:
     pynvml = pytest.importorskip("pynvml")
     (ident,) = gpus.uuids(gpus.gpus(target))
-    assert gpu_state.read("00000000-0000-0000-0000-000000000000") is None
-    before = gpu_state.read(ident)
+    assert gpu_state.reading("00000000-0000-0000-0000-000000000000") is None
+    before = gpu_state.reading(ident)
     assert before is not None
     _, handle = gpu_state._handle(ident) or (None, None)
     name = pynvml.nvmlDeviceGetName(handle)
@@ -46,7 +46,7 @@ def test_nvml_reads_the_gpu_that_torch_runs_on(target: Target) -> None:
     while time.monotonic() < end:
         a @ a
         torch.cuda.synchronize()
-    after = gpu_state.read(ident)
+    after = gpu_state.reading(ident)
     assert after is not None
     print(f"\n{name}: {before}\n -> {after}")
     assert 0 < (after.clock_mhz or 0) <= (after.max_clock_mhz or 0)

@@ -47,7 +47,7 @@ class CpuReading:
 CpuReader = Callable[[], CpuReading | None]
 
 
-def read() -> CpuReading | None:
+def reading() -> CpuReading | None:
     """The counters now; None where the system has none."""
     if not _STAT.exists():
         return None

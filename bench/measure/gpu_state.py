@@ -42,13 +42,13 @@ def reader(uuids: Sequence[str]) -> Reader:
     """A reader of the GPUs with these UUIDs. All of them or none: energy of one GPU in two would be half a number."""
 
     def read_all() -> list[Reading]:
-        found = [read(uuid) for uuid in uuids]
+        found = [reading(uuid) for uuid in uuids]
         return [one for one in found if one is not None] if None not in found else []
 
     return read_all
 
 
-def read(uuid: str) -> Reading | None:
+def reading(uuid: str) -> Reading | None:
     """A GPU's state now; None without NVML, a driver, or such a GPU. ``uuid`` is torch's, without its prefix.
 
     By UUID and not by index: CUDA_VISIBLE_DEVICES renumbers the GPUs for CUDA and not for NVML. Of the processes on the

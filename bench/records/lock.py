@@ -102,7 +102,7 @@ class Lock:
         mine, job = self._claim, self._claim["job"]
         return job is not None and owner.get("job") == job and int(owner.get("run", 0)) < mine["run"]
 
-    def check(self) -> None:
+    def confirm(self) -> None:
         """Called before each write.
 
         Raises:

@@ -117,7 +117,7 @@ class Store:
 
     def _check(self) -> None:
         if self._lock:
-            self._lock.check()
+            self._lock.confirm()
 
     def mark_done(self, facts: dict[str, Any]) -> None:
         self._check()

@@ -26,7 +26,7 @@ def finish(cells: list[Cell], table: Table | None, results: Path, style: Style) 
     if table and table.figure:
         from bench.report import figures
 
-        page, holes, written = figures.draw(cells, table, results, style)
+        page, holes, written = figures.write(cells, table, results, style)
     else:
         report = tables.collect(cells, results, table.name.removesuffix("-partial") if table else "")
         page, holes = layout.markdown(report, table.title if table else cells[0].name, style), report.holes

@@ -37,7 +37,7 @@ class Number:
 
 
 @lru_cache(maxsize=32)
-def read(table: str) -> pd.DataFrame:
+def transcription(table: str) -> pd.DataFrame:
     """A transcribed table as it stands, in the paper's own names; empty if there is none."""
     path = FOLDER / f"{table}.csv"
     if not path.exists():
@@ -50,7 +50,7 @@ def read(table: str) -> pd.DataFrame:
 def numbers(table: str) -> dict[Key, Number]:
     """A transcribed table under our names. A printed N/A is no number."""
     found: dict[Key, Number] = {}
-    for row in read(table).to_dict("records"):
+    for row in transcription(table).to_dict("records"):
         value = pd.to_numeric(row["value"], errors="coerce")
         if row["metric"] not in METRICS or pd.isna(value):
             continue
@@ -64,7 +64,7 @@ def numbers(table: str) -> dict[Key, Number]:
 
 def elsewhere(table: str, measured: set[str]) -> pd.DataFrame:
     """The printed rows of models other than these, as the paper lays them out: speedup / tau of each task."""
-    rows = read(table)
+    rows = transcription(table)
     here = {printed("model", name) for name in measured}
     rows = rows[~rows["model"].isin(here) & rows["metric"].isin(METRICS)]
     if rows.empty:

@@ -85,7 +85,7 @@ def test_without_a_driver_there_is_no_reading_and_no_error() -> None:
     except pynvml.NVMLError_LibraryNotFound:
         pass
     ident = "9a1c9b0e-3c55-4a73-a8a4-6b1d0f6d7e11"
-    assert gpu_state.read(ident) is None
+    assert gpu_state.reading(ident) is None
     assert gpu_state.reader([ident])() == []
     assert gpu_state.reader([])() == []
 

@@ -152,7 +152,7 @@ def test_of_many_who_see_one_dead_owner_one_takes_over(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert (len(won), len(refused)) == (1, 11)
-    won[0].check()
+    won[0].confirm()
 
 
 def test_a_number_that_was_swept_away_meanwhile_is_not_taken_again(

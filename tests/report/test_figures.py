@@ -84,7 +84,7 @@ def table(figure: str, name: str = "toy") -> Table:
 def test_positions_are_averaged_per_question_with_and_without_their_prefix(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     facts = [static_nodes(rng, 30, 0.5 + 0.03 * number, sampled=False) for number in range(12)]
-    text, holes, paths = figures.draw([recorded(tmp_path, lambda n: facts[n])], table("positions"), tmp_path, PAPER)
+    text, holes, paths = figures.write([recorded(tmp_path, lambda n: facts[n])], table("positions"), tmp_path, PAPER)
     assert holes == []
     assert [path.suffix for path in paths] == [".svg", ".png", ".csv", ".md"]
     numbers = pd.read_csv(paths[2]).set_index(["rate", "position"])
@@ -106,27 +106,27 @@ def test_positions_are_averaged_per_question_with_and_without_their_prefix(tmp_p
 def test_at_t1_the_conditional_rate_is_the_mean_of_min_1_p_over_q(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     made = recorded(tmp_path, lambda n: static_nodes(rng, 10, 0.6, sampled=True), temperature=1.0)
-    _, _, paths = figures.draw([made], table("positions"), tmp_path, PAPER)
+    _, _, paths = figures.write([made], table("positions"), tmp_path, PAPER)
     numbers = pd.read_csv(paths[2]).set_index(["rate", "position"])["mean"]
     assert numbers["conditional, min(1, p/q)"].tolist() == pytest.approx([1.0, 0.5] * 3)
 
 
 def test_a_claim_that_fails_is_said_to_fail(tmp_path: Path) -> None:
     facts = {"parents": [SIX] * 4, "hit": [[0, 1, 0, 0, 1, 0]] * 4, "confidence": [[0.5] * 6] * 4}
-    text, _, _ = figures.draw([recorded(tmp_path, lambda n: facts)], table("positions"), tmp_path, PAPER)
+    text, _, _ = figures.write([recorded(tmp_path, lambda n: facts)], table("positions"), tmp_path, PAPER)
     assert "does NOT hold" in text
 
 
 def test_trees_that_change_have_no_positions(tmp_path: Path) -> None:
     facts = {"parents": [SIX, [0, 1]], "hit": [[0] * 6, [0, 0]], "confidence": [[0.5] * 6, [0.5] * 2]}
     with pytest.raises(ConfigError, match="one static tree"):
-        figures.draw([recorded(tmp_path, lambda n: facts)], table("positions"), tmp_path, PAPER)
+        figures.write([recorded(tmp_path, lambda n: facts)], table("positions"), tmp_path, PAPER)
 
 
 def test_calibration_counts_nodes_with_an_accepted_prefix_in_twenty_bins(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     facts = [calibrated_nodes(rng, 25) for _ in range(12)]
-    text, _, paths = figures.draw([recorded(tmp_path, lambda n: facts[n])], table("calibration"), tmp_path, PAPER)
+    text, _, paths = figures.write([recorded(tmp_path, lambda n: facts[n])], table("calibration"), tmp_path, PAPER)
     bins = pd.read_csv(paths[2])
     counted = [[0, 0] for _ in range(20)]
     for each in facts:
@@ -161,10 +161,10 @@ def test_a_figure_is_the_same_bytes_every_time(name: str, tmp_path: Path) -> Non
     rng = np.random.default_rng(3)
     facts = [static_nodes(rng, 20, 0.6, sampled=False) for _ in range(4)]
     made = recorded(tmp_path, lambda n: facts[n], questions=4)
-    _, _, paths = figures.draw([made], table(name), tmp_path, PAPER)
+    _, _, paths = figures.write([made], table(name), tmp_path, PAPER)
     before = [path.read_bytes() for path in paths]
     assert before[1].startswith(b"\x89PNG")
-    _, _, paths = figures.draw([made], table(name), tmp_path, PAPER)
+    _, _, paths = figures.write([made], table(name), tmp_path, PAPER)
     assert [path.read_bytes() for path in paths] == before
 
 
@@ -172,7 +172,7 @@ def test_without_records_there_is_no_picture_and_a_hole(tmp_path: Path) -> None:
     made = recorded(tmp_path, lambda n: static_nodes(np.random.default_rng(0), 3, 0.5, sampled=False))
     empty = replace(made, task=replace(made.task, name="elsewhere"))
     for name in figures.DRAWINGS:
-        text, holes, paths = figures.draw([empty], table(name), tmp_path, PAPER)
+        text, holes, paths = figures.write([empty], table(name), tmp_path, PAPER)
         assert paths == []
         assert holes == [f"{empty.name}: 12 of 12 blocks to run"]
         assert holes[0] in text
@@ -182,18 +182,18 @@ def test_without_records_there_is_no_picture_and_a_hole(tmp_path: Path) -> None:
 def test_a_picture_with_a_hole_does_not_take_the_place_of_the_whole_one(tmp_path: Path) -> None:
     made = recorded(tmp_path, lambda n: static_nodes(np.random.default_rng(0), 3, 0.5, sampled=False))
     empty = replace(made, task=replace(made.task, name="elsewhere"))
-    _, _, paths = figures.draw([made, empty], table("positions", "figure5"), tmp_path, PAPER)
+    _, _, paths = figures.write([made, empty], table("positions", "figure5"), tmp_path, PAPER)
     assert {path.stem for path in paths} == {"figure5-partial"}
 
 
 def test_an_unknown_figure_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"table\.figure=pie is not known"):
-        figures.draw([], table("pie"), Path("nowhere"), PAPER)
+        figures.write([], table("pie"), Path("nowhere"), PAPER)
 
 
 def test_printed_values_stand_beside_bars(tmp_path: Path) -> None:
     made = recorded(tmp_path, lambda n: static_nodes(np.random.default_rng(0), 3, 0.5, sampled=False), name="vicuna7b")
-    _, _, paths = figures.draw([made], table("bars", "figure2"), tmp_path, PAPER)
+    _, _, paths = figures.write([made], table("bars", "figure2"), tmp_path, PAPER)
     numbers = pd.read_csv(paths[2]).set_index(["model", "method"])
     ours = numbers.loc[("vicuna7b", "eagle2")]
     assert (ours["value"], ours["printed"]) == (3.0, 3.62)

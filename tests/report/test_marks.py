@@ -12,8 +12,7 @@ from bench.plan.cells import Cell
 from bench.plan.schema import Style
 from bench.records import provenance
 from bench.records.store import Store
-from bench.report import layout, page, tables
-from bench.report.figures import draw
+from bench.report import figures, layout, page, tables
 from bench.report.tables import Report
 from tests.support.records import MACHINE, PAPER, TABLE, measured, rewritten
 
@@ -108,7 +107,7 @@ def test_code_of_several_versions_is_said_beside_the_machine(tmp_path: Path, kin
     for text in pages(report, tmp_path).values():
         assert "MEASURED WITH 2 VERSIONS OF THE CODE" in text.replace("\\", "")
     table = TABLE.__class__("toy", "A title", "all", ["one"], ["greedy"], figure="bars")
-    assert "MEASURED WITH 2 VERSIONS OF THE CODE" in draw([one, two], table, tmp_path, Style("paper"))[0]
+    assert "MEASURED WITH 2 VERSIONS OF THE CODE" in figures.write([one, two], table, tmp_path, Style("paper"))[0]
 
 
 def test_two_states_of_an_edited_checkout_are_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_a_trace_of_other_tokens_than_the_timed_ones_is_marked(results: Path) ->
 
 
 def test_the_table_holds_the_numbers_of_the_csv_and_the_words_of_the_json(results: Path) -> None:
-    (sheet,) = sheets.read(results)
+    (sheet,) = sheets.table_sheets(results)
     assert (sheet.name, sheet.title) == ("toy", ATTACK)
     assert any(line.startswith("Machine: ") for line in sheet.caption)
     (grid,) = sheet.grids
@@ -134,10 +134,10 @@ def test_a_grid_shows_the_estimators_that_its_caption_explains(results: Path) ->
     assert all(f"{name}: {meaning}" in words["caption"][0] for name, meaning in words["estimators"])
     words["estimators"] = [["speedup_paper", "one meaning"], ["tau_paper", "another"]]
     path.write_text(json.dumps(words))
-    (sheet,) = sheets.read(results)
+    (sheet,) = sheets.table_sheets(results)
     assert sheet.grids[0].estimators == ["speedup_paper", "tau_paper"]
     path.unlink()  # a table that nothing is said of is shown in full only, under its name
-    (sheet,) = sheets.read(results)
+    (sheet,) = sheets.table_sheets(results)
     assert (sheet.title, sheet.caption, sheet.grids) == ("toy", [], [])
     assert len(sheet.rows) == 3
 
@@ -156,12 +156,12 @@ def test_a_method_without_weights_and_a_table_of_another_shape(results: Path) ->
     frame = pd.read_csv(path)
     lacking = frame.iloc[[-1]][["model", "dtype", "decode", "task"]].assign(method="medusa", lossless="no weights")
     path.write_text(pd.concat([frame, lacking]).to_csv(index=False))
-    (sheet,) = sheets.read(results)
+    (sheet,) = sheets.table_sheets(results)
     assert [name for name, _ in sheet.grids[0].rows] == ["vanilla", "medusa", "lookahead", "eagle2"]
     (entry, _) = sheet.grids[0].rows[1][1]
     assert (entry.text, entry.sort, entry.under) == ("–", None, "no weights")
     path.write_text("name,value\na,1\na,\n")  # no grid to make of it: every column is still shown
-    (sheet,) = sheets.read(results)
+    (sheet,) = sheets.table_sheets(results)
     assert sheet.grids == []
     assert [[one.text for one in row] for row in sheet.rows] == [["a", "1"], ["a", "–"]]
 
@@ -176,7 +176,7 @@ def test_the_verdict_is_of_the_records(results: Path, gaps: list[Any], word: str
     (run,) = [run for run in blocks[0]["runs"] if run["method"] == "eagle2"]
     run["turns"][0]["gaps"] = gaps
     path.write_text("".join(json.dumps(block) + "\n" for block in blocks))
-    (cell,) = cells.read(results)
+    (cell,) = cells.recorded_cells(results)
     words = {one.method: one.word for one in cell.judged}
     assert words == {"vanilla": "✓ identical", "lookahead": "✓ identical", "eagle2": word}
     assert (f'<td class="bad">{word}</td>' in page.render(results)) == (not good)
@@ -185,12 +185,12 @@ def test_the_verdict_is_of_the_records(results: Path, gaps: list[Any], word: str
 def test_a_cell_says_whether_it_is_whole_and_a_folder_without_one_is_passed_over(results: Path) -> None:
     store = only_store(results)
     (results / "runs" / "stray" / "sessions").mkdir(parents=True)
-    assert [cell.state for cell in cells.read(results)] == ["done"]
+    assert [cell.state for cell in cells.recorded_cells(results)] == ["done"]
     store.mark_failed({"error": "RuntimeError: out of memory"})
     assert "failed: RuntimeError: out of memory" in page.render(results)
     (store.folder / "FAILED.json").unlink()
     (store.folder / "DONE").unlink()
-    assert [cell.state for cell in cells.read(results)] == ["unfinished"]
+    assert [cell.state for cell in cells.recorded_cells(results)] == ["unfinished"]
 
 
 def test_damage_is_an_error_that_names_the_line(results: Path) -> None:

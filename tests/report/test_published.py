@@ -11,7 +11,7 @@ TABLE1 = published.FOLDER / "table1.csv"
 
 def test_every_printed_name_of_the_paper_s_tables_is_one_of_ours() -> None:
     for table in ("table1", "table2", "table3", "figure1", "figure2"):
-        rows = published.read(table)
+        rows = published.transcription(table)
         assert len(rows)
         for kind in ("model", "method", "task"):
             assert all(published.ours(kind, name) for name in set(rows[kind])), (table, kind)

@@ -24,7 +24,7 @@ DRAWINGS: dict[str, Callable[[Sequence[Cell], Path, Table, Style], Drawing]] = {
 }
 
 
-def draw(cells: Sequence[Cell], table: Table, results: Path, style: Style) -> tuple[str, list[str], list[Path]]:
+def write(cells: Sequence[Cell], table: Table, results: Path, style: Style) -> tuple[str, list[str], list[Path]]:
     """Draw a table's figure: its page, its holes, and the files written under results/figures (none without numbers).
 
     Raises:

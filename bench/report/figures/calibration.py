@@ -128,7 +128,7 @@ def _panel(above: Axes, below: Axes, bins: pd.DataFrame, title: str) -> None:
     within = np.minimum(half, [known["acceptance"], 1 - known["acceptance"]])  # a rate below 0 or above 1 is none
     above.errorbar(known["mean_confidence"], known["acceptance"], within, fmt="o",
                    color="black", markersize=3, elinewidth=0.8, capsize=1.5, label="acceptance, 95 %")  # fmt: skip
-    printed = published.read("figure6")
+    printed = published.transcription("figure6")
     if not printed.empty:
         places = [0.025 if "below" in metric else 0.975 for metric in printed["metric"]]
         above.scatter(places, printed["value"].astype(float), marker="D", s=22, facecolors="white", edgecolors="black",

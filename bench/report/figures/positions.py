@@ -81,7 +81,7 @@ def _numbers(dots: pd.DataFrame) -> pd.DataFrame:
         return dots
     groups = dots.groupby(["model", "decode", "rate", "position"], sort=False)["value"]
     numbers = groups.agg(mean="mean", std_over_questions="std", questions="size").reset_index()
-    printed = published.read("figure5")
+    printed = published.transcription("figure5")
     if not printed.empty:
         known = dict(zip(printed["metric"].str[-2:], printed["value"], strict=True))
         numbers["printed_vicuna7b"] = numbers["position"].map(known)

@@ -41,13 +41,13 @@ def render(results: Path) -> str:
     env = Environment(loader=FileSystemLoader(_HTML), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     style = (_HTML / "page.css").read_text(encoding="utf-8")
     scripts = [(_HTML / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    cells = page_records.read(results)
+    cells = page_records.recorded_cells(results)
     template = env.get_template("page.html.jinja")
     facts = {
         "policy": _policy(style, scripts),
         "style": Markup(style),  # noqa: S704 our own file
         "scripts": [Markup(script) for script in scripts],  # noqa: S704 our own files
-        "sheets": sheets.read(results),
+        "sheets": sheets.table_sheets(results),
         "figures": _figures(results),
         "cells": cells,
         "sessions": page_records.sessions(cells),

@@ -58,7 +58,7 @@ class Writer:
     cells: int
 
 
-def read(results: Path) -> list[RecordedCell]:
+def recorded_cells(results: Path) -> list[RecordedCell]:
     """Every cell of the results folder. A folder in which nothing was measured yet is no cell.
 
     Raises:

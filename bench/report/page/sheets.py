@@ -53,7 +53,7 @@ class Sheet:
     rows: list[list[Entry]]
 
 
-def read(results: Path) -> list[Sheet]:
+def table_sheets(results: Path) -> list[Sheet]:
     """Every table drawn so far, by name."""
     return [_sheet(path) for path in sorted((results / "tables").glob("*.csv")) if not path.is_symlink()]
 
