@@ -17,6 +17,7 @@ from methods import hint
 COMMANDS = {
     "run": ("bench.run", "measure what is missing of a cell or a table, and print the table"),
     "report": ("bench.report.__main__", "redraw tables, figures and the page from the records"),
+    "tau": ("bench.tau", "tokens per cycle of a cell's methods, without a clock"),
     "train": ("methods.train.__main__", "make draft heads for a model"),
     "prefetch": ("bench.prefetch", "download what a run needs, and pin it"),
     "convert": ("methods.loading.convert", "turn a pickled head into safetensors"),

@@ -86,7 +86,7 @@ class Session:
                 if not untraced(cell, store):
                     return
             store.write_cell({**cell.identity, "device": cell.model.device, "source": asdict(cell.task)})
-            drafters = self._ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
+            drafters = self.ready(cell)  # what is wrong here is wrong for every cell: raised, not recorded
             used = {name: {"id": cell.method_ids[name], **knobs} for name, knobs in cell.methods.items()}
             ran_as = {"hardware": self._hardware(), "provenance": provenance.describe(), "methods": used}
             store.write_session(self.name, ran_as)
@@ -124,7 +124,13 @@ class Session:
         }
         return hardware.describe() | ran_on
 
-    def _ready(self, cell: Cell) -> dict[str, Drafter]:
+    @property
+    def loaded(self) -> Loaded:
+        """The model that ``ready`` loaded last."""
+        assert self._loaded is not None
+        return self._loaded
+
+    def ready(self, cell: Cell) -> dict[str, Drafter]:
         """Load what the cell needs and is not loaded yet."""
         try:
             self._load(cell.model)
