@@ -16,10 +16,13 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from bench.cli.launch import launch
+from bench.cost import plan_status
 from bench.plan import grid
+from bench.plan.schema import Plan
 from bench.report.estimators import Sums
 from bench.report.intervals import estimate
 from bench.report.output import results_folder
+from methods.common.freeze import freeze
 
 SHOWN = ("tau_micro", "tau_question", "tau_paper")
 
@@ -31,11 +34,14 @@ def main() -> None:
 
 def _tau(config: DictConfig) -> int:
     cells = [cell for cell in grid.resolve(config)[0] if not cell.idle]
+    results, plan = results_folder(config), freeze(Plan, config.plan, "plan")
+    if plan.dry_run:
+        return plan_status.price(cells, results, plan)
     from bench.measure.misfits import refuse_misfits  # torch loads only now
     from bench.measure.session import Session
     from bench.measure.untimed import count
 
-    refuse_misfits(cells, results_folder(config))
+    refuse_misfits(cells, results)
     session, rows = Session(), []
     for cell in cells:
         for name, counts in count(cell, session.ready(cell), session.loaded).items():
