@@ -270,6 +270,7 @@ def test_a_question_without_a_cycle_has_no_tau_and_does_not_spoil_the_others() -
     assert estimate("speedup_geomean", sums([ended, other], "m")).value == pytest.approx(math.sqrt(2.0 * 3.5))
 
 
+@pytest.mark.slow
 def test_the_interval_contains_the_truth_most_of_the_time() -> None:
     """40 questions of two turns that share their question's luck; here a bootstrap over turns covers it 81 times."""
     rng = np.random.default_rng(5)
