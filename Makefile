@@ -40,7 +40,7 @@ test: $(STAMP) ## Run the tests (seven minutes on two cores, eight and a half be
 	@echo "testing"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-quick: $(STAMP) ## The tests without a model, a browser or Slurm (a minute on two cores)
+quick: $(STAMP) ## Tests that need no model, browser or Slurm and are not slow (under 90 seconds on two cores)
 	@echo "testing what needs no model"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not model and not browser and not slurm and not gpu and not slow" $(ARGS)
 

@@ -46,6 +46,7 @@ def compose(*overrides: str) -> DictConfig:
         return hydra.compose("config", overrides=list(overrides))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["model", "task", "decode", "measure"])
 def test_every_option_of_a_cell_composes_and_freezes(group: str) -> None:
     assert options(group)
@@ -226,6 +227,7 @@ def test_a_mistake_is_one_line_with_what_to_type_and_exits_2(typed: str, command
     assert MISTAKES[typed] in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", [pytest.param(("methods.pld.max_ngram=0",), id="range"),
                                    pytest.param(("methods.pld.num_draft=2.5",), id="type"),
                                    pytest.param(("methods.pld.variant=hff",), id="choice"),

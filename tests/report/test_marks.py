@@ -96,6 +96,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("within", [True, False], ids=["in one cell", "between cells"])
 def test_code_of_several_versions_is_said_beside_the_machine(tmp_path: Path, kind: str, within: bool) -> None:
