@@ -60,6 +60,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An empty folder to stand in: relative paths, ``results`` above all, must not lead to what a user's run wrote."""
+    folder = tmp_path_factory.mktemp("working")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
+    assert list(folder.iterdir()) == [], "a test wrote where it happened to run"
+
+
 # The same examples on every run: a red build must be red again on a laptop.
 settings.register_profile("project", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("project")
