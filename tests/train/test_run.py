@@ -63,6 +63,8 @@ def test_the_manifest_is_complete(work: Path) -> None:
     assert manifest["probe"]["tau_micro"] >= 1
     assert set(manifest["files"]) == {"model.safetensors", "config.json", "draft_vocab.safetensors"}
     assert manifest["versions"]["torch"]
+    declared = json.loads((work / "weights" / "eagle" / "config.json").read_text())
+    assert declared["rope_theta"] == declared["rope_parameters"]["rope_theta"], "the authors' code reads the first"
 
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "sps"])
