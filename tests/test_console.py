@@ -33,8 +33,8 @@ def test_a_command_gets_the_rest_of_the_line(typed: pytest.MonkeyPatch, name: st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rum"], "unknown command 'rum'; did you mean 'run'? known: run, report, train, prefetch, convert; see"),
-        (["-x"], "unknown command '-x'; known: run, report, train, prefetch, convert; see draftbench --help"),
+        (["rum"], "unknown command 'rum'; did you mean 'run'? known: run, report, tau, train, prefetch, convert; see"),
+        (["-x"], "unknown command '-x'; known: run, report, tau, train, prefetch, convert; see draftbench --help"),
         ([], "no command given; see draftbench --help"),
         (["prefetch", "questions", "URL", "more"], "'more' is one word too many; type: draftbench prefetch questions"),
     ],

@@ -81,7 +81,7 @@ def test_trees_that_fit_a_profile_s_models_are_given_to_no_other() -> None:
     sizes = []
     for model in ("smollm2_135m", "vicuna7b"):
         (setup, *_), _ = planned("table=figure2", "profile=embedded", f"model={model}", "method=eagle2")
-        assert setup.task.count == 2
+        assert setup.task.count == 3
         sizes.append([setup.methods["eagle2"][knob] for knob in ("total_tokens", "depth", "top_k", "draft_vocab")])
     assert sizes == [[6, 3, 3, 8192], [60, 6, 10, 0]]
 
